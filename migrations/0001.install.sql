@@ -1,0 +1,3096 @@
+select set_config('search_path', format('%I, pg_temp', current_schema()), true);
+
+-- begin sql/types/outbox_delivery.sql
+do $$
+begin
+    if to_regtype('outbox_delivery') is null then
+        create type outbox_delivery as (
+            lease bigint,
+            id bigint,
+            topic text,
+            payload jsonb,
+            headers jsonb,
+            dedupe_key text,
+            ordering_key text,
+            priority integer,
+            attempt integer,
+            max_attempts integer,
+            created_at timestamptz,
+            lease_expires_at timestamptz
+        );
+    end if;
+end;
+$$;
+
+comment on type outbox_delivery is
+    'One event as outbox_claim delivers it. Grows only at its end: read the columns by name.';
+comment on column outbox_delivery.lease is 'The number to ack, fail, extend or release with; all rows of one claim share it.';
+comment on column outbox_delivery.id is 'The event.';
+comment on column outbox_delivery.topic is 'The event''s topic.';
+comment on column outbox_delivery.payload is 'The event''s payload, any JSON value.';
+comment on column outbox_delivery.headers is 'The event''s headers, {} unless the producer gave some.';
+comment on column outbox_delivery.dedupe_key is 'The event''s dedupe key, or null.';
+comment on column outbox_delivery.ordering_key is 'The event''s ordering key, or null.';
+comment on column outbox_delivery.priority is '-10 to 10, higher first.';
+comment on column outbox_delivery.attempt is 'Which attempt this delivery is, from 1.';
+comment on column outbox_delivery.max_attempts is 'After a failure of this attempt number the event is dead.';
+comment on column outbox_delivery.created_at is 'When the event was enqueued, by the database''s clock.';
+comment on column outbox_delivery.lease_expires_at is 'Until when nobody else is given the event, by the database''s clock; outbox_extend moves it.';
+-- end sql/types/outbox_delivery.sql
+
+-- begin sql/types/outbox_policy.sql
+do $$
+begin
+    if to_regtype('outbox_policy') is null then
+        create type outbox_policy as (
+            topic text,
+            max_attempts integer,
+            lease_for interval,
+            backoff_base interval,
+            backoff_cap interval,
+            retention interval,
+            notify boolean,
+            on_dead text,
+            paused boolean
+        );
+    end if;
+end;
+$$;
+
+comment on type outbox_policy is
+    'The policy of a topic as outbox_configure answers it. Grows only at its end: read the columns by name.';
+comment on column outbox_policy.topic is 'The topic.';
+comment on column outbox_policy.max_attempts is 'Attempts before an event is dead, unless it has its own limit.';
+comment on column outbox_policy.lease_for is 'How long a claim holds an event, unless the claim says otherwise.';
+comment on column outbox_policy.backoff_base is 'Wait after the first failed attempt; doubles with each.';
+comment on column outbox_policy.backoff_cap is 'Longest wait after a failed attempt.';
+comment on column outbox_policy.retention is 'How long after its creation a done event is kept.';
+comment on column outbox_policy.notify is 'Whether an enqueue notifies outbox_channel().';
+comment on column outbox_policy.on_dead is 'skip: a dead event lets its ordering key go on; block: the key stands.';
+comment on column outbox_policy.paused is 'Whether claims pass the topic over.';
+-- end sql/types/outbox_policy.sql
+
+-- begin sql/functions/outbox_stamp.sql
+create or replace function outbox_stamp(id bigint)
+returns xid8
+language sql
+immutable
+set search_path from current
+as $$
+    -- Declared immutable though it is not: only an immutable function may generate a column.
+    -- The argument keeps the planner from folding the call into a constant.
+    select pg_current_xact_id()
+$$;
+
+comment on function outbox_stamp(bigint) is
+    'Internal. The writing transaction''s id, as the generated column outbox_ready.xid takes it.';
+
+revoke all on function outbox_stamp(bigint) from public;
+-- end sql/functions/outbox_stamp.sql
+
+-- begin sql/tables/outbox_topics.sql
+create table if not exists outbox_topics (
+    topic text not null,
+    max_attempts integer,
+    lease_for interval,
+    backoff_base interval,
+    backoff_cap interval,
+    retention interval,
+    notify boolean,
+    on_dead text,
+    paused boolean not null default false,
+    constraint outbox_topics_pkey primary key (topic)
+);
+
+comment on table outbox_topics is
+    'Internal. What outbox_configure and outbox_pause have said of a topic; null: the default of outbox_defaults. A topic without a row has all defaults: enqueue never writes here.';
+comment on column outbox_topics.topic is 'The topic.';
+comment on column outbox_topics.max_attempts is 'Attempts before an event is dead, unless it has its own limit.';
+comment on column outbox_topics.lease_for is 'How long a claim holds an event, unless the claim says otherwise.';
+comment on column outbox_topics.backoff_base is 'Wait after the first failed attempt; doubles with each.';
+comment on column outbox_topics.backoff_cap is 'Longest wait after a failed attempt.';
+comment on column outbox_topics.retention is 'How long after its creation a done event is kept.';
+comment on column outbox_topics.notify is 'Whether an enqueue notifies outbox_channel().';
+comment on column outbox_topics.on_dead is 'skip: a dead event lets its ordering key go on; block: the key stands.';
+comment on column outbox_topics.paused is 'Whether claims pass the topic over.';
+
+revoke all on table outbox_topics from public;
+-- end sql/tables/outbox_topics.sql
+
+-- begin sql/tables/outbox_lanes.sql
+-- Not unique on (topic, priority): with a unique row the first producer of a topic would make all others wait for its
+-- commit, and two such producers could deadlock. Everyone uses the lowest visible lane; a surplus one drains and stays.
+create table if not exists outbox_lanes (
+    lane integer generated always as identity,
+    topic text not null,
+    priority smallint not null,
+    suspect boolean not null default false,
+    constraint outbox_lanes_pkey primary key (lane)
+);
+
+create index if not exists outbox_lanes_topic_idx on outbox_lanes (topic, priority, suspect, lane);
+create index if not exists outbox_lanes_suspect_idx on outbox_lanes (lane) where suspect;
+
+comment on table outbox_lanes is
+    'Internal. A lane holds the events of one topic and priority that are ready, in order; made on first use, never removed.';
+comment on column outbox_lanes.lane is 'Number of the lane.';
+comment on column outbox_lanes.topic is 'The topic of its events.';
+comment on column outbox_lanes.priority is 'The priority of its events, -10 to 10.';
+comment on column outbox_lanes.suspect is 'Whether its events have lost a lease: these are delivered alone.';
+comment on index outbox_lanes_topic_idx is 'Finds the lowest lane of a topic and priority.';
+comment on index outbox_lanes_suspect_idx is 'Lets a claim see that there are no suspects without reading all lanes.';
+
+revoke all on table outbox_lanes from public;
+revoke all on sequence outbox_lanes_lane_seq from public;
+-- end sql/tables/outbox_lanes.sql
+
+-- begin sql/tables/outbox_events.sql
+create table if not exists outbox_events (
+    id bigint generated always as identity,
+    topic text not null,
+    payload jsonb not null,
+    dedupe_key text,
+    ordering_key text,
+    headers jsonb not null default '{}',
+    priority smallint not null default 0,
+    available_at timestamptz,
+    max_attempts integer,
+    created_at timestamptz not null default clock_timestamp(),
+    constraint outbox_events_pkey primary key (id),
+    constraint outbox_events_id_check check (id > 0),
+    constraint outbox_events_topic_check check (octet_length(topic) between 1 and 200),
+    constraint outbox_events_dedupe_key_check check (octet_length(dedupe_key) between 1 and 500),
+    constraint outbox_events_ordering_key_check check (octet_length(ordering_key) between 1 and 500),
+    constraint outbox_events_priority_check check (priority between -10 and 10),
+    constraint outbox_events_available_at_check check (isfinite(available_at)),
+    constraint outbox_events_max_attempts_check check (max_attempts between 1 and 1000)
+);
+
+create unique index if not exists outbox_events_dedupe_key
+    on outbox_events (topic, dedupe_key) where dedupe_key is not null;
+
+comment on table outbox_events is
+    'The immutable log: one row an event, there if and only if the transaction that enqueued it committed. Also the bulk door: INSERT and COPY of (topic, payload, dedupe_key, ordering_key, headers, priority, available_at, max_attempts) enqueue as outbox_enqueue does. Only outbox_cancel and the retention remove; nobody updates.';
+comment on column outbox_events.id is 'Number of the event; ascends in the order of enqueueing.';
+comment on column outbox_events.topic is 'The stream that the event belongs to, 1 to 200 bytes.';
+comment on column outbox_events.payload is 'Any JSON value; jsonb keeps neither spacing nor key order.';
+comment on column outbox_events.dedupe_key is 'Unique within the topic for as long as the event is kept, 1 to 500 bytes; null: never a duplicate.';
+comment on column outbox_events.ordering_key is 'Events of a topic that share it are delivered one at a time, lowest id first, 1 to 500 bytes; null: no order asked for.';
+comment on column outbox_events.headers is 'Metadata beside the payload, such as a trace context.';
+comment on column outbox_events.priority is '-10 to 10, higher first, strictly.';
+comment on column outbox_events.available_at is 'Not delivered before; null or past: at once.';
+comment on column outbox_events.max_attempts is 'Attempts before the event is dead, 1 to 1,000; null: as its topic says at the moment of the failure.';
+comment on column outbox_events.created_at is 'When the row was written, by the database''s clock; the retention counts from here.';
+comment on index outbox_events_dedupe_key is 'A dedupe key is unique per topic.';
+
+revoke all on table outbox_events from public;
+revoke all on sequence outbox_events_id_seq from public;
+-- end sql/tables/outbox_events.sql
+
+-- begin sql/tables/outbox_ready.sql
+-- Rows are inserted and deleted, never updated: a row that comes back is a new row with the xid of its own transaction.
+create table if not exists outbox_ready (
+    xid xid8 generated always as (outbox_stamp(id)) stored,
+    id bigint not null,
+    lane integer not null,
+    attempts smallint not null default 0,
+    lost_leases smallint not null default 0,
+    keyed boolean not null default false,
+    last_error text,
+    constraint outbox_ready_pkey primary key (lane, xid, id),
+    constraint outbox_ready_id_key unique (id),
+    constraint outbox_ready_id_check check (id > 0)
+);
+
+comment on table outbox_ready is
+    'Internal. Events that can be claimed: a lane is read in the order (xid, id).';
+comment on column outbox_ready.xid is 'The transaction that made the event ready: generated, so that neither a client nor a restore chooses it.';
+comment on column outbox_ready.id is 'The event.';
+comment on column outbox_ready.lane is 'Its lane.';
+comment on column outbox_ready.attempts is 'Attempts so far.';
+comment on column outbox_ready.lost_leases is 'How many of the attempts ended with a lost lease.';
+comment on column outbox_ready.keyed is 'Whether the event has an ordering key, whose head it then is.';
+comment on column outbox_ready.last_error is 'What the last failed attempt said.';
+
+revoke all on table outbox_ready from public;
+-- end sql/tables/outbox_ready.sql
+
+-- begin sql/tables/outbox_scheduled.sql
+-- Rows are inserted and deleted, never updated: claims delete what they locked by its ctid.
+create table if not exists outbox_scheduled (
+    available_at timestamptz not null,
+    id bigint not null,
+    lane integer not null,
+    attempts smallint not null default 0,
+    lost_leases smallint not null default 0,
+    keyed boolean not null default false,
+    last_error text,
+    constraint outbox_scheduled_pkey primary key (lane, available_at, id),
+    constraint outbox_scheduled_id_key unique (id),
+    constraint outbox_scheduled_available_at_check check (isfinite(available_at))
+);
+
+create index if not exists outbox_scheduled_available_at_idx on outbox_scheduled (available_at);
+
+comment on table outbox_scheduled is
+    'Internal. Events that wait for their time: a first attempt in the future, or a retry.';
+comment on column outbox_scheduled.available_at is 'When the event is due.';
+comment on column outbox_scheduled.id is 'The event.';
+comment on column outbox_scheduled.lane is 'The lane it will be claimed from.';
+comment on column outbox_scheduled.attempts is 'Attempts so far.';
+comment on column outbox_scheduled.lost_leases is 'How many of the attempts ended with a lost lease.';
+comment on column outbox_scheduled.keyed is 'Whether the event has an ordering key, whose head it then is.';
+comment on column outbox_scheduled.last_error is 'What the last failed attempt said.';
+comment on index outbox_scheduled_available_at_idx is 'What is due, whatever its lane.';
+
+revoke all on table outbox_scheduled from public;
+-- end sql/tables/outbox_scheduled.sql
+
+-- begin sql/tables/outbox_lease_seq.sql
+create sequence if not exists outbox_lease_seq as bigint maxvalue 8796093022207;
+
+comment on sequence outbox_lease_seq is
+    'Internal. The upper 43 bits of a lease number; the lower 20 are random, so that a number is not repeated when a failover or a restore runs the sequence again.';
+
+revoke all on sequence outbox_lease_seq from public;
+-- end sql/tables/outbox_lease_seq.sql
+
+-- begin sql/tables/outbox_leases.sql
+-- The key is the fence: an answer for a lease that was lost finds no row.
+create table if not exists outbox_leases (
+    lease bigint not null,
+    id bigint not null,
+    locked_at timestamptz not null,
+    expires_at timestamptz not null,
+    lane integer not null,
+    attempts smallint not null,
+    lost_leases smallint not null,
+    keyed boolean not null,
+    locked_by text not null,
+    last_error text,
+    constraint outbox_leases_pkey primary key (lease, id)
+);
+
+create index if not exists outbox_leases_expires_at_idx on outbox_leases (expires_at);
+
+comment on table outbox_leases is 'Internal. Events in flight: which claim holds them, and until when.';
+comment on column outbox_leases.lease is 'Number of the claim.';
+comment on column outbox_leases.id is 'The event.';
+comment on column outbox_leases.locked_at is 'When it was claimed.';
+comment on column outbox_leases.expires_at is 'From when it may be taken back; outbox_extend moves it.';
+comment on column outbox_leases.lane is 'The lane it was claimed from.';
+comment on column outbox_leases.attempts is 'Attempts, this one included.';
+comment on column outbox_leases.lost_leases is 'How many earlier attempts ended with a lost lease.';
+comment on column outbox_leases.keyed is 'Whether the event has an ordering key, whose head it then is.';
+comment on column outbox_leases.locked_by is 'The worker, as it called itself; for people to read, never a fence.';
+comment on column outbox_leases.last_error is 'What the last failed attempt said.';
+comment on index outbox_leases_expires_at_idx is 'Which leases have expired.';
+
+revoke all on table outbox_leases from public;
+-- end sql/tables/outbox_leases.sql
+
+-- begin sql/tables/outbox_dead.sql
+create table if not exists outbox_dead (
+    id bigint not null,
+    lane integer not null,
+    attempts smallint not null,
+    lost_leases smallint not null,
+    reason text not null,
+    last_error text,
+    dead_at timestamptz not null,
+    standing_topic text,
+    standing_key text,
+    constraint outbox_dead_pkey primary key (id),
+    constraint outbox_dead_reason_check check (reason in ('failed', 'discarded', 'lost lease'))
+);
+
+create index if not exists outbox_dead_standing_idx
+    on outbox_dead (standing_topic, standing_key, id) where standing_key is not null;
+
+comment on table outbox_dead is 'Internal. Dead letters: not tried again until outbox_redrive; outbox_cancel removes them.';
+comment on column outbox_dead.id is 'The event.';
+comment on column outbox_dead.lane is 'The lane it was claimed from.';
+comment on column outbox_dead.attempts is 'Attempts made.';
+comment on column outbox_dead.lost_leases is 'How many of them ended with a lost lease.';
+comment on column outbox_dead.reason is 'failed: the attempts are spent; discarded: the worker said so; lost lease: the attempts are spent and the last was lost.';
+comment on column outbox_dead.last_error is 'What the last failed attempt said.';
+comment on column outbox_dead.dead_at is 'When it died.';
+comment on column outbox_dead.standing_topic is 'With standing_key: the ordering key that stands until this event is redriven or cancelled.';
+comment on column outbox_dead.standing_key is 'Null unless the topic''s on_dead was block when the event died.';
+comment on index outbox_dead_standing_idx is 'Whether a dead event stands in the way of an ordering key.';
+
+revoke all on table outbox_dead from public;
+-- end sql/tables/outbox_dead.sql
+
+-- begin sql/tables/outbox_keys.sql
+-- A row's lock is the turnstile of its key: enqueue takes it before it draws the id, so that id order is commit order,
+-- and an ack takes it (or leaves a handover) to let the next event in.
+create table if not exists outbox_keys (
+    topic text not null,
+    ordering_key text not null,
+    head bigint,
+    tail bigint not null default 0,
+    constraint outbox_keys_pkey primary key (topic, ordering_key)
+);
+
+comment on table outbox_keys is
+    'Internal. Ordering keys in use: a row is there while the key has an event that waits, is in flight or stands dead.';
+comment on column outbox_keys.topic is 'The topic.';
+comment on column outbox_keys.ordering_key is 'The key.';
+comment on column outbox_keys.head is 'The one event of the key that is in outbox_ready, outbox_scheduled or outbox_leases, or stands in outbox_dead; null only between two statements of one transaction, or until a handover is done.';
+comment on column outbox_keys.tail is 'Highest id enqueued. Each keyed enqueue writes it, so that an ack with an older snapshot raises 40001 instead of overlooking the new event.';
+
+revoke all on table outbox_keys from public;
+-- end sql/tables/outbox_keys.sql
+
+-- begin sql/tables/outbox_blocked.sql
+create table if not exists outbox_blocked (
+    topic text not null,
+    ordering_key text not null,
+    id bigint not null,
+    lane integer not null,
+    attempts smallint not null default 0,
+    lost_leases smallint not null default 0,
+    available_at timestamptz,
+    last_error text,
+    constraint outbox_blocked_pkey primary key (topic, ordering_key, id)
+);
+
+comment on table outbox_blocked is 'Internal. Events behind an earlier one with the same ordering key.';
+comment on column outbox_blocked.topic is 'The topic.';
+comment on column outbox_blocked.ordering_key is 'The key.';
+comment on column outbox_blocked.id is 'The event; the lowest is let in next.';
+comment on column outbox_blocked.lane is 'The lane it will be claimed from.';
+comment on column outbox_blocked.attempts is 'Attempts so far.';
+comment on column outbox_blocked.lost_leases is 'How many of the attempts ended with a lost lease.';
+comment on column outbox_blocked.available_at is 'Not before this time once it is the event''s turn; null: at once.';
+comment on column outbox_blocked.last_error is 'What the last failed attempt said.';
+
+revoke all on table outbox_blocked from public;
+-- end sql/tables/outbox_blocked.sql
+
+-- begin sql/tables/outbox_handovers.sql
+create table if not exists outbox_handovers (
+    handover bigint generated always as identity,
+    topic text not null,
+    ordering_key text not null,
+    id bigint,
+    noted_at timestamptz not null default clock_timestamp(),
+    constraint outbox_handovers_pkey primary key (handover)
+);
+
+comment on table outbox_handovers is
+    'Internal. Ordering keys whose head ended while somebody else held the key''s row: rather than wait, the turn is left here for the next claim or reap to pass on.';
+comment on column outbox_handovers.handover is 'Number of the handover.';
+comment on column outbox_handovers.topic is 'The topic.';
+comment on column outbox_handovers.ordering_key is 'The key.';
+comment on column outbox_handovers.id is 'The head that ended; null: the key already has none.';
+comment on column outbox_handovers.noted_at is 'When it was left.';
+
+revoke all on table outbox_handovers from public;
+revoke all on sequence outbox_handovers_handover_seq from public;
+-- end sql/tables/outbox_handovers.sql
+
+-- begin sql/tables/outbox_prune_seq.sql
+create sequence if not exists outbox_prune_seq as bigint minvalue 0 start 0;
+
+comment on sequence outbox_prune_seq is
+    'Internal. How far the pruning of done events has walked through outbox_events, by id. A hint that needs no lock: a wrong value costs one more round.';
+
+revoke all on sequence outbox_prune_seq from public;
+-- end sql/tables/outbox_prune_seq.sql
+
+-- begin sql/views/outbox_defaults.sql
+create or replace view outbox_defaults as
+select
+    5 as max_attempts,
+    interval '5 minutes' as lease_for,
+    interval '1 second' as backoff_base,
+    interval '1 hour' as backoff_cap,
+    interval '1 day' as retention,
+    false as notify,
+    'skip'::text as on_dead;
+
+comment on view outbox_defaults is
+    'Internal. The policy of a topic of which nobody has said anything: the one place where the defaults stand.';
+
+revoke all on table outbox_defaults from public;
+-- end sql/views/outbox_defaults.sql
+
+-- begin sql/views/outbox_policies.sql
+create or replace view outbox_policies as
+select
+    l.lane,
+    l.topic,
+    l.priority,
+    l.suspect,
+    coalesce(t.max_attempts, d.max_attempts) as max_attempts,
+    coalesce(t.lease_for, d.lease_for) as lease_for,
+    coalesce(t.backoff_base, d.backoff_base) as backoff_base,
+    coalesce(t.backoff_cap, d.backoff_cap) as backoff_cap,
+    coalesce(t.retention, d.retention) as retention,
+    coalesce(t.on_dead, d.on_dead) as on_dead,
+    coalesce(t.paused, false) as paused
+from outbox_lanes as l
+cross join outbox_defaults as d
+left join outbox_topics as t on t.topic = l.topic;
+
+comment on view outbox_policies is
+    'Internal. Each lane with the policy of its topic as it is now: every setting is read when it is used.';
+
+revoke all on table outbox_policies from public;
+-- end sql/views/outbox_policies.sql
+
+-- begin sql/functions/outbox_check_text.sql
+create or replace function outbox_check_text(
+    argument text,
+    value text,
+    longest integer
+)
+returns void
+language plpgsql
+immutable
+set search_path from current
+as $$
+begin
+    if outbox_check_text.value is null then
+        raise exception using
+            errcode = 'null_value_not_allowed',
+            message = format('%s is null', argument),
+            hint = format('Give a text of 1 to %s bytes.', longest);
+    end if;
+    if octet_length(outbox_check_text.value) not between 1 and longest then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = format('%s has %s bytes: "%s"', argument, octet_length(outbox_check_text.value), left(outbox_check_text.value, 60)),
+            hint = format('Give a text of 1 to %s bytes.', longest);
+    end if;
+end;
+$$;
+
+comment on function outbox_check_text(text, text, integer) is
+    'Internal. Raises 22004 for a null and 22023 for a text that is empty or longer than so many bytes.';
+
+revoke all on function outbox_check_text(text, text, integer) from public;
+-- end sql/functions/outbox_check_text.sql
+
+-- begin sql/functions/outbox_check_integer.sql
+create or replace function outbox_check_integer(
+    argument text,
+    value integer,
+    lowest integer,
+    highest integer
+)
+returns void
+language plpgsql
+immutable
+set search_path from current
+as $$
+begin
+    if outbox_check_integer.value is null then
+        raise exception using
+            errcode = 'null_value_not_allowed',
+            message = format('%s is null', argument),
+            hint = format('Give a number from %s to %s.', lowest, highest);
+    end if;
+    if outbox_check_integer.value not between lowest and highest then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = format('%s is %s', argument, outbox_check_integer.value),
+            hint = format('Give a number from %s to %s.', lowest, highest);
+    end if;
+end;
+$$;
+
+comment on function outbox_check_integer(text, integer, integer, integer) is
+    'Internal. Raises 22004 for a null and 22023 for a number outside the bounds.';
+
+revoke all on function outbox_check_integer(text, integer, integer, integer) from public;
+-- end sql/functions/outbox_check_integer.sql
+
+-- begin sql/functions/outbox_check_interval.sql
+create or replace function outbox_check_interval(
+    argument text,
+    value interval,
+    shortest interval,
+    longest interval
+)
+returns void
+language plpgsql
+immutable
+set search_path from current
+as $$
+begin
+    if outbox_check_interval.value not between shortest and longest then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = format('%s is %s', argument, outbox_check_interval.value),
+            hint = format('Give an interval from %s to %s.', shortest, longest);
+    end if;
+end;
+$$;
+
+comment on function outbox_check_interval(text, interval, interval, interval) is
+    'Internal. Raises 22023 for an interval outside the bounds; a null passes.';
+
+revoke all on function outbox_check_interval(text, interval, interval, interval) from public;
+-- end sql/functions/outbox_check_interval.sql
+
+-- begin sql/functions/outbox_check_ids.sql
+create or replace function outbox_check_ids(ids bigint[])
+returns void
+language plpgsql
+immutable
+set search_path from current
+as $$
+begin
+    if array_position(ids, null) is not null then
+        raise exception using
+            errcode = 'null_value_not_allowed',
+            message = format('ids has a null at position %s', array_position(ids, null)),
+            hint = 'Give the ids of events; leave out what is null.';
+    end if;
+end;
+$$;
+
+comment on function outbox_check_ids(bigint[]) is
+    'Internal. Raises 22004 for a null among the ids; a null array passes.';
+
+revoke all on function outbox_check_ids(bigint[]) from public;
+-- end sql/functions/outbox_check_ids.sql
+
+-- begin sql/functions/outbox_check_lease.sql
+create or replace function outbox_check_lease(lease bigint)
+returns void
+language plpgsql
+immutable
+set search_path from current
+as $$
+begin
+    if lease is null then
+        raise exception using
+            errcode = 'null_value_not_allowed',
+            message = 'lease is null',
+            hint = 'Give the lease that outbox_claim answered.';
+    end if;
+end;
+$$;
+
+comment on function outbox_check_lease(bigint) is 'Internal. Raises 22004 for a null.';
+
+revoke all on function outbox_check_lease(bigint) from public;
+-- end sql/functions/outbox_check_lease.sql
+
+-- begin sql/functions/outbox_check_topics.sql
+create or replace function outbox_check_topics(topics text[])
+returns void
+language plpgsql
+immutable
+set search_path from current
+as $$
+begin
+    if cardinality(topics) = 0 then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = 'topics is an empty array',
+            hint = 'Name at least one topic, or give null for all topics.';
+    end if;
+end;
+$$;
+
+comment on function outbox_check_topics(text[]) is
+    'Internal. Raises 22023 for an empty array; null means all topics.';
+
+revoke all on function outbox_check_topics(text[]) from public;
+-- end sql/functions/outbox_check_topics.sql
+
+-- begin sql/functions/outbox_check_event.sql
+create or replace function outbox_check_event(
+    topic text,
+    payload jsonb,
+    dedupe_key text,
+    ordering_key text,
+    priority integer,
+    available_at timestamptz,
+    max_attempts integer,
+    on_duplicate text,
+    place text default ''
+)
+returns void
+language plpgsql
+immutable
+set search_path from current
+as $$
+begin
+    -- One expression for the event that is as it should be: this runs for each event.
+    if octet_length(topic) between 1 and 200
+        and payload is not null
+        and (dedupe_key is null or octet_length(dedupe_key) between 1 and 500)
+        and (ordering_key is null or octet_length(ordering_key) between 1 and 500)
+        and priority between -10 and 10
+        and (available_at is null or isfinite(available_at))
+        and (max_attempts is null or max_attempts between 1 and 1000)
+        and on_duplicate in ('ignore', 'replace', 'requeue')
+    then
+        return;
+    end if;
+    perform outbox_check_text(place || 'topic', topic, 200);
+    if payload is null then
+        raise exception using
+            errcode = 'null_value_not_allowed',
+            message = format('%spayload is null', place),
+            hint = 'For a JSON null give ''null''::jsonb.';
+    end if;
+    if dedupe_key is not null then
+        perform outbox_check_text(place || 'dedupe_key', dedupe_key, 500);
+    end if;
+    if ordering_key is not null then
+        perform outbox_check_text(place || 'ordering_key', ordering_key, 500);
+    end if;
+    perform outbox_check_integer(place || 'priority', priority, -10, 10);
+    if not isfinite(available_at) then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = format('%savailable_at is %s', place, available_at),
+            hint = 'Give a finite time, or null for at once.';
+    end if;
+    if max_attempts is not null then
+        perform outbox_check_integer(place || 'max_attempts', max_attempts, 1, 1000);
+    end if;
+    raise exception using
+        errcode = 'invalid_parameter_value',
+        message = format('%son_duplicate is "%s"', place, left(on_duplicate, 60)),
+        hint = 'Give ignore, replace or requeue.';
+end;
+$$;
+
+comment on function outbox_check_event(text, jsonb, text, text, integer, timestamptz, integer, text, text) is
+    'Internal. Raises 22004 or 22023 for the first fault of an event; place stands before the argument''s name in the message.';
+
+revoke all on function outbox_check_event(text, jsonb, text, text, integer, timestamptz, integer, text, text) from public;
+-- end sql/functions/outbox_check_event.sql
+
+-- begin sql/functions/outbox_lane.sql
+create or replace function outbox_lane(
+    topic text,
+    priority smallint,
+    suspect boolean
+)
+returns integer
+language plpgsql
+volatile
+set search_path from current
+as $$
+declare
+    v_lane integer;
+begin
+    select min(l.lane)
+      into v_lane
+      from outbox_lanes as l
+     where l.topic = outbox_lane.topic
+       and l.priority = outbox_lane.priority
+       and l.suspect = outbox_lane.suspect;
+    if v_lane is null then
+        insert into outbox_lanes as l (topic, priority, suspect)
+        values (outbox_lane.topic, outbox_lane.priority, outbox_lane.suspect)
+        returning l.lane into v_lane;
+    end if;
+    return v_lane;
+end;
+$$;
+
+comment on function outbox_lane(text, smallint, boolean) is
+    'Internal. The lane of a topic and priority, for suspects or others; made if there is none.';
+
+revoke all on function outbox_lane(text, smallint, boolean) from public;
+-- end sql/functions/outbox_lane.sql
+
+-- begin sql/functions/outbox_lock_keys.sql
+create or replace function outbox_lock_keys(
+    topics text[],
+    keys text[]
+)
+returns void
+language plpgsql
+volatile
+set search_path from current
+as $$
+declare
+    v_wanted bigint;
+    v_locked bigint;
+begin
+    -- All who lock several keys in one statement go by one order, so that such statements cannot deadlock. A key's row
+    -- can vanish between the two statements, when an ack empties the key: then it is made anew.
+    select count(*)
+      into v_wanted
+      from (select distinct w.topic, w.key from unnest(topics, keys) as w (topic, key)) as w;
+    loop
+        insert into outbox_keys (topic, ordering_key)
+        select w.topic, w.key
+          from unnest(topics, keys) as w (topic, key)
+         group by w.topic, w.key
+         order by w.topic collate "C", w.key collate "C"
+        on conflict do nothing;
+
+        select count(*)
+          into v_locked
+          from (
+              select
+                from outbox_keys as k
+               where (k.topic, k.ordering_key) in (
+                         select w.topic, w.key from unnest(topics, keys) as w (topic, key)
+                     )
+               order by k.topic collate "C", k.ordering_key collate "C"
+                 for update
+          ) as k;
+        exit when v_locked = v_wanted;
+    end loop;
+end;
+$$;
+
+comment on function outbox_lock_keys(text[], text[]) is
+    'Internal. Locks the rows of these ordering keys until the transaction ends, making those that are missing; waits for others who hold one.';
+
+revoke all on function outbox_lock_keys(text[], text[]) from public;
+-- end sql/functions/outbox_lock_keys.sql
+
+-- begin sql/functions/outbox_seat.sql
+create or replace function outbox_seat(
+    topics text[],
+    keys text[]
+)
+returns void
+language plpgsql
+volatile
+set search_path from current
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+begin
+    -- The caller locked the keys in an earlier statement: what others had written under that lock is visible here.
+    -- A cancel deletes from outbox_blocked without the key's lock. Where it holds the next event, letting in the one
+    -- behind would break the order if the cancel rolls back: the key stays vacant and a handover is left.
+    with vacant as (
+        select k.topic,
+               k.ordering_key,
+               (select min(b.id) from outbox_blocked as b where b.topic = k.topic and b.ordering_key = k.ordering_key) as blocked_id,
+               (select min(d.id) from outbox_dead as d where d.standing_topic = k.topic and d.standing_key = k.ordering_key) as standing_id
+          from outbox_keys as k
+         where (k.topic, k.ordering_key) in (
+                   select w.topic, w.key from unnest(outbox_seat.topics, outbox_seat.keys) as w (topic, key)
+               )
+           and k.head is null
+    ), next as materialized (
+        select v.*,
+               v.standing_id is not null and v.standing_id < coalesce(v.blocked_id, v.standing_id + 1) as stands
+          from vacant as v
+    ), moved as (
+        delete from outbox_blocked as b
+         where b.ctid = any (array(
+                   select c.ctid
+                     from next as n
+                     join outbox_blocked as c on c.topic = n.topic and c.ordering_key = n.ordering_key and c.id = n.blocked_id
+                    where not n.stands
+                      for update of c skip locked
+               ))
+        returning b.*
+    ), ready as (
+        insert into outbox_ready (lane, id, attempts, lost_leases, keyed, last_error)
+        select m.lane, m.id, m.attempts, m.lost_leases, true, m.last_error
+          from moved as m
+         where m.available_at is null or m.available_at <= v_now
+         order by m.id
+    ), scheduled as (
+        insert into outbox_scheduled (available_at, lane, id, attempts, lost_leases, keyed, last_error)
+        select m.available_at, m.lane, m.id, m.attempts, m.lost_leases, true, m.last_error
+          from moved as m
+         where m.available_at > v_now
+    ), seated as (
+        update outbox_keys as k
+           set head = case when n.stands then n.standing_id else n.blocked_id end
+          from next as n
+         where k.topic = n.topic
+           and k.ordering_key = n.ordering_key
+           and (n.stands or exists (select from moved as m where m.id = n.blocked_id))
+    ), left_vacant as (
+        insert into outbox_handovers (topic, ordering_key)
+        select n.topic, n.ordering_key
+          from next as n
+         where not n.stands
+           and n.blocked_id is not null
+           and not exists (select from moved as m where m.id = n.blocked_id)
+    )
+    delete from outbox_keys as k
+     using next as n
+     where k.topic = n.topic
+       and k.ordering_key = n.ordering_key
+       and n.blocked_id is null
+       and n.standing_id is null;
+end;
+$$;
+
+comment on function outbox_seat(text[], text[]) is
+    'Internal. For each of these keys that has no head: lets its next event in, or removes the key when there is none. The caller holds the keys'' locks.';
+
+revoke all on function outbox_seat(text[], text[]) from public;
+-- end sql/functions/outbox_seat.sql
+
+-- begin sql/functions/outbox_reseat.sql
+create or replace function outbox_reseat(
+    topics text[],
+    keys text[]
+)
+returns void
+language plpgsql
+volatile
+set search_path from current
+as $$
+begin
+    -- A head that a claim holds (locked, or already leased) stays: the lower id comes next after the one in flight.
+    with overtaken as materialized (
+        select k.topic, k.ordering_key, k.head
+          from outbox_keys as k
+         where (k.topic, k.ordering_key) in (
+                   select w.topic, w.key from unnest(outbox_reseat.topics, outbox_reseat.keys) as w (topic, key)
+               )
+           and k.head > (select min(b.id) from outbox_blocked as b where b.topic = k.topic and b.ordering_key = k.ordering_key)
+    ), from_ready as (
+        delete from outbox_ready as r
+         where r.ctid = any (array(
+                   select c.ctid from overtaken as o join outbox_ready as c on c.id = o.head for update of c skip locked
+               ))
+        returning r.lane, r.id, r.attempts, r.lost_leases, null::timestamptz as available_at, r.last_error
+    ), from_scheduled as (
+        delete from outbox_scheduled as s
+         where s.ctid = any (array(
+                   select c.ctid from overtaken as o join outbox_scheduled as c on c.id = o.head for update of c skip locked
+               ))
+        returning s.lane, s.id, s.attempts, s.lost_leases, s.available_at, s.last_error
+    ), back as (
+        insert into outbox_blocked (topic, ordering_key, lane, id, attempts, lost_leases, available_at, last_error)
+        select o.topic, o.ordering_key, w.lane, w.id, w.attempts, w.lost_leases, w.available_at, w.last_error
+          from (table from_ready union all table from_scheduled) as w
+          join overtaken as o on o.head = w.id
+        returning id
+    )
+    update outbox_keys as k
+       set head = null
+      from overtaken as o
+     where k.topic = o.topic
+       and k.ordering_key = o.ordering_key
+       and (exists (select from back as b where b.id = o.head)
+            or exists (select from outbox_dead as d where d.id = o.head));
+
+    perform outbox_seat(outbox_reseat.topics, outbox_reseat.keys);
+end;
+$$;
+
+comment on function outbox_reseat(text[], text[]) is
+    'Internal. After an event with a lower id has entered one of these keys: a head that still waits gives its place back to the lowest id. The caller holds the keys'' locks.';
+
+revoke all on function outbox_reseat(text[], text[]) from public;
+-- end sql/functions/outbox_reseat.sql
+
+-- begin sql/functions/outbox_unblock.sql
+create or replace function outbox_unblock(ids bigint[])
+returns void
+language plpgsql
+volatile
+set search_path from current
+as $$
+declare
+    v_topics text[];
+    v_keys text[];
+begin
+    -- A producer holds its key's row until it commits. Workers never wait for it: the turn is left as a handover. The
+    -- lock is taken here and the successor looked for in a later statement, which sees what was enqueued meanwhile.
+    with ended as materialized (
+        select k.topic, k.ordering_key, k.head
+          from outbox_events as e
+          join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.head = e.id
+         where e.id = any (outbox_unblock.ids)
+    ), locked as materialized (
+        select k.topic, k.ordering_key
+          from ended as e
+          join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.head = e.head
+           for update of k skip locked
+    ), handed_over as (
+        insert into outbox_handovers (topic, ordering_key, id)
+        select e.topic, e.ordering_key, e.head
+          from ended as e
+         where not exists (select from locked as l where l.topic = e.topic and l.ordering_key = e.ordering_key)
+    ), vacated as (
+        update outbox_keys as k
+           set head = null
+          from locked as l
+         where k.topic = l.topic
+           and k.ordering_key = l.ordering_key
+        returning k.topic, k.ordering_key
+    )
+    select array_agg(v.topic), array_agg(v.ordering_key)
+      into v_topics, v_keys
+      from vacated as v;
+    if v_topics is not null then
+        perform outbox_seat(v_topics, v_keys);
+    end if;
+end;
+$$;
+
+comment on function outbox_unblock(bigint[]) is
+    'Internal. These events have ended: where one was the head of its ordering key, the next is let in. Never waits. To be called while their log rows are still there.';
+
+revoke all on function outbox_unblock(bigint[]) from public;
+-- end sql/functions/outbox_unblock.sql
+
+-- begin sql/functions/outbox_hand_over.sql
+create or replace function outbox_hand_over(
+    n integer,
+    noted_by timestamptz
+)
+returns void
+language plpgsql
+volatile
+set search_path from current
+as $$
+declare
+    v_handovers bigint[];
+    v_topics text[];
+    v_keys text[];
+begin
+    -- A handover names a head that had ended, so whoever finds it still named as head may vacate the key.
+    with due as materialized (
+        select h.handover, k.topic, k.ordering_key, k.head is null or k.head = h.id as vacant
+          from outbox_handovers as h
+          join outbox_keys as k on k.topic = h.topic and k.ordering_key = h.ordering_key
+         where h.noted_at <= outbox_hand_over.noted_by
+         order by h.handover
+         limit outbox_hand_over.n
+           for update of h, k skip locked
+    ), vacated as (
+        update outbox_keys as k
+           set head = null
+          from due as d
+         where k.topic = d.topic
+           and k.ordering_key = d.ordering_key
+           and d.vacant
+        returning k.topic, k.ordering_key
+    )
+    select (select array_agg(d.handover) from due as d), array_agg(v.topic), array_agg(v.ordering_key)
+      into v_handovers, v_topics, v_keys
+      from vacated as v;
+
+    -- A key without a row has no event left: its handovers are moot.
+    delete from outbox_handovers as h
+     where h.handover = any (v_handovers)
+        or h.handover = any (array(
+               select m.handover
+                 from outbox_handovers as m
+                where m.noted_at <= outbox_hand_over.noted_by
+                  and not exists (select from outbox_keys as k where k.topic = m.topic and k.ordering_key = m.ordering_key)
+                  for update of m skip locked
+           ));
+    if v_topics is not null then
+        perform outbox_seat(v_topics, v_keys);
+    end if;
+end;
+$$;
+
+comment on function outbox_hand_over(integer, timestamptz) is
+    'Internal. Does at most n handovers of ordering keys that were noted by then and whose row is free. Never waits.';
+
+revoke all on function outbox_hand_over(integer, timestamptz) from public;
+-- end sql/functions/outbox_hand_over.sql
+
+-- begin sql/functions/outbox_version.sql
+create or replace function outbox_version()
+returns text
+language sql
+immutable
+security definer
+set search_path from current
+as $$
+    select '0.1.0'
+$$;
+
+comment on function outbox_version() is 'The installed version of pgoutbox.';
+
+revoke all on function outbox_version() from public;
+-- end sql/functions/outbox_version.sql
+
+-- begin sql/functions/outbox_channel.sql
+create or replace function outbox_channel()
+returns text
+language sql
+stable
+security definer
+set search_path from current
+as $$
+    -- By oid: a schema's name could overflow the 63 bytes of a channel.
+    select 'outbox_' || quote_ident(current_schema())::regnamespace::oid
+$$;
+
+comment on function outbox_channel() is
+    'What to LISTEN on. A topic notifies here, without a payload, when outbox_configure has set its notify.';
+
+revoke all on function outbox_channel() from public;
+-- end sql/functions/outbox_channel.sql
+
+-- begin sql/functions/outbox_route.sql
+create or replace function outbox_route()
+returns trigger
+language plpgsql
+volatile
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+    v_left bigint;
+    v_notify boolean;
+    v_topics text[];
+    v_keys text[];
+    v_reseat boolean;
+begin
+    -- The common event (no key, no time, a lane that exists) is routed by this statement alone.
+    with routed as (
+        insert into outbox_ready (lane, id)
+        select l.lane, n.id
+          from new_events as n
+         cross join lateral (
+                   select min(l.lane) as lane
+                     from outbox_lanes as l
+                    where l.topic = n.topic and l.priority = n.priority and not l.suspect
+               ) as l
+         where n.ordering_key is null
+           and n.available_at is null
+           and l.lane is not null
+        returning id
+    )
+    select (select count(*) from new_events) - (select count(*) from routed),
+           exists (
+               select from outbox_topics as t where t.notify and t.topic in (select n.topic from new_events as n)
+           )
+      into v_left, v_notify;
+
+    if v_left > 0 then
+        perform outbox_lane(n.topic, n.priority, false)
+           from (select distinct n.topic, n.priority from new_events as n) as n;
+
+        with unrouted as materialized (
+            select n.id, n.available_at, outbox_lane(n.topic, n.priority, false) as lane
+              from new_events as n
+             where n.ordering_key is null
+               and not exists (select from outbox_ready as r where r.id = n.id)
+        ), scheduled as (
+            insert into outbox_scheduled (available_at, lane, id)
+            select u.available_at, u.lane, u.id from unrouted as u where u.available_at > v_now
+        )
+        insert into outbox_ready (lane, id)
+        select u.lane, u.id from unrouted as u where u.available_at is null or u.available_at <= v_now;
+
+        select array_agg(k.topic), array_agg(k.ordering_key)
+          into v_topics, v_keys
+          from (select distinct n.topic, n.ordering_key from new_events as n where n.ordering_key is not null) as k;
+    end if;
+
+    if v_topics is not null then
+        perform outbox_lock_keys(v_topics, v_keys);
+
+        -- A later statement than the lock: it sees what the key's earlier holders committed.
+        with arrived as (
+            select n.topic, n.ordering_key, min(n.id) as first_id, max(n.id) as last_id
+              from new_events as n
+             where n.ordering_key is not null
+             group by n.topic, n.ordering_key
+        ), turns as (
+            update outbox_keys as k
+               set tail = greatest(k.tail, a.last_id),
+                   head = coalesce(k.head, case
+                       when not exists (
+                           select from outbox_blocked as b where b.topic = k.topic and b.ordering_key = k.ordering_key
+                       ) then a.first_id
+                   end)
+              from arrived as a
+             where k.topic = a.topic
+               and k.ordering_key = a.ordering_key
+            returning k.topic, k.ordering_key, k.head
+        ), placed as materialized (
+            select n.id, n.topic, n.ordering_key, n.available_at, t.head,
+                   outbox_lane(n.topic, n.priority, false) as lane
+              from new_events as n
+              join turns as t on t.topic = n.topic and t.ordering_key = n.ordering_key
+        ), ready as (
+            insert into outbox_ready (lane, id, keyed)
+            select p.lane, p.id, true
+              from placed as p
+             where p.id = p.head and (p.available_at is null or p.available_at <= v_now)
+        ), scheduled as (
+            insert into outbox_scheduled (available_at, lane, id, keyed)
+            select p.available_at, p.lane, p.id, true
+              from placed as p
+             where p.id = p.head and p.available_at > v_now
+        ), blocked as (
+            insert into outbox_blocked (topic, ordering_key, id, lane, available_at)
+            select p.topic, p.ordering_key, p.id, p.lane, p.available_at
+              from placed as p
+             where p.id is distinct from p.head
+        )
+        select exists (select from placed as p where p.head is null or p.id < p.head)
+          into v_reseat;
+        if v_reseat then
+            perform outbox_reseat(v_topics, v_keys);
+        end if;
+    end if;
+
+    if v_notify then
+        perform pg_notify(outbox_channel(), '');
+    end if;
+    return null;
+end;
+$$;
+
+comment on function outbox_route() is
+    'Internal. Trigger of outbox_events: puts each new event where it waits, in the inserting statement''s transaction.';
+
+revoke all on function outbox_route() from public;
+
+create or replace trigger outbox_events_route
+after insert on outbox_events
+referencing new table as new_events
+for each statement execute function outbox_route();
+
+comment on trigger outbox_events_route on outbox_events is
+    'Routes new events; once a statement, whatever the number of rows.';
+-- end sql/functions/outbox_route.sql
+
+-- begin sql/functions/outbox_replace.sql
+create or replace function outbox_replace(
+    id bigint,
+    payload jsonb,
+    headers jsonb,
+    available_at timestamptz
+)
+returns boolean
+language plpgsql
+volatile
+set search_path from current
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+    v_due_at timestamptz := case when outbox_replace.available_at > v_now then outbox_replace.available_at end;
+    v_found boolean;
+begin
+    perform from outbox_events as e where e.id = outbox_replace.id for update;
+    if not found then
+        return null;
+    end if;
+
+    -- A ready row stays as it is and keeps its place; it is locked, so that no claim delivers the old payload before
+    -- this commits. A row that a claim has locked counts as in flight.
+    if v_due_at is null then
+        perform from outbox_ready as r where r.id = outbox_replace.id for update skip locked;
+        v_found := found;
+    else
+        with waiting as (
+            delete from outbox_ready as r
+             where r.ctid = any (array(
+                       select c.ctid from outbox_ready as c where c.id = outbox_replace.id for update skip locked
+                   ))
+            returning r.*
+        )
+        insert into outbox_scheduled (available_at, lane, id, attempts, lost_leases, keyed, last_error)
+        select v_due_at, w.lane, w.id, w.attempts, w.lost_leases, w.keyed, w.last_error from waiting as w;
+        v_found := found;
+    end if;
+
+    if not v_found then
+        with waiting as (
+            delete from outbox_scheduled as s
+             where s.ctid = any (array(
+                       select c.ctid from outbox_scheduled as c where c.id = outbox_replace.id for update skip locked
+                   ))
+            returning s.*
+        ), scheduled as (
+            insert into outbox_scheduled (available_at, lane, id, attempts, lost_leases, keyed, last_error)
+            select v_due_at, w.lane, w.id, w.attempts, w.lost_leases, w.keyed, w.last_error
+              from waiting as w
+             where v_due_at is not null
+        ), ready as (
+            insert into outbox_ready (lane, id, attempts, lost_leases, keyed, last_error)
+            select w.lane, w.id, w.attempts, w.lost_leases, w.keyed, w.last_error
+              from waiting as w
+             where v_due_at is null
+        )
+        select exists (select from waiting) into v_found;
+    end if;
+
+    if not v_found then
+        with waiting as (
+            select b.ctid
+              from outbox_events as e
+              join outbox_blocked as b on b.topic = e.topic and b.ordering_key = e.ordering_key and b.id = e.id
+             where e.id = outbox_replace.id
+               for update of b skip locked
+        )
+        update outbox_blocked as b
+           set available_at = v_due_at
+          from waiting as w
+         where b.ctid = w.ctid;
+        v_found := found;
+    end if;
+
+    if v_found then
+        update outbox_events as e
+           set payload = outbox_replace.payload,
+               headers = outbox_replace.headers,
+               available_at = v_due_at
+         where e.id = outbox_replace.id;
+    end if;
+    return v_found;
+end;
+$$;
+
+comment on function outbox_replace(bigint, jsonb, jsonb, timestamptz) is
+    'Internal. Overwrites payload, headers and time of an event that waits; false when it does not wait, null when it is gone.';
+
+revoke all on function outbox_replace(bigint, jsonb, jsonb, timestamptz) from public;
+-- end sql/functions/outbox_replace.sql
+
+-- begin sql/functions/outbox_requeue.sql
+create or replace function outbox_requeue(
+    id bigint,
+    available_at timestamptz
+)
+returns boolean
+language plpgsql
+volatile
+set search_path from current
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+    v_due_at timestamptz := case when outbox_requeue.available_at > v_now then outbox_requeue.available_at end;
+    v_topic text;
+    v_key text;
+    v_priority smallint;
+    v_changed boolean;
+begin
+    -- The key's row comes before the log's row, as in an enqueue.
+    select e.topic, e.ordering_key, e.priority
+      into v_topic, v_key, v_priority
+      from outbox_events as e
+     where e.id = outbox_requeue.id;
+    if v_key is not null then
+        perform outbox_lock_keys(array[v_topic], array[v_key]);
+    end if;
+
+    -- 'Done' is an absence, and the prune acts on it too: both lock the log's row and look in a later statement.
+    perform from outbox_events as e where e.id = outbox_requeue.id for update;
+    if not found then
+        perform outbox_seat(array[v_topic], array[v_key]);
+        return null;
+    end if;
+
+    with waiting as (
+        delete from outbox_scheduled as s
+         where s.ctid = any (array(
+                   select c.ctid
+                     from outbox_scheduled as c
+                    where c.id = outbox_requeue.id and c.attempts > 0
+                      for update skip locked
+               ))
+        returning s.lane, s.id, s.attempts, s.lost_leases, s.keyed, s.last_error
+    ), overdue as (
+        delete from outbox_ready as r
+         where v_due_at is not null
+           and r.ctid = any (array(
+                   select c.ctid
+                     from outbox_ready as c
+                    where c.id = outbox_requeue.id and c.attempts > 0
+                      for update skip locked
+               ))
+        returning r.lane, r.id, r.attempts, r.lost_leases, r.keyed, r.last_error
+    ), scheduled as (
+        insert into outbox_scheduled (available_at, lane, id, attempts, lost_leases, keyed, last_error)
+        select v_due_at, w.lane, w.id, w.attempts, w.lost_leases, w.keyed, w.last_error
+          from (table waiting union all table overdue) as w
+         where v_due_at is not null
+    ), ready as (
+        insert into outbox_ready (lane, id, attempts, lost_leases, keyed, last_error)
+        select w.lane, w.id, w.attempts, w.lost_leases, w.keyed, w.last_error
+          from waiting as w
+         where v_due_at is null
+    )
+    select exists (select from waiting)
+        or exists (select from overdue)
+        or v_due_at is null and exists (select from outbox_ready as r where r.id = outbox_requeue.id and r.attempts > 0)
+      into v_changed;
+
+    if not v_changed
+        and not exists (select from outbox_ready as r where r.id = outbox_requeue.id)
+        and not exists (select from outbox_scheduled as s where s.id = outbox_requeue.id)
+        and not exists (select from outbox_leases as l where l.id = outbox_requeue.id)
+        and not exists (select from outbox_dead as d where d.id = outbox_requeue.id)
+        and not exists (
+            select from outbox_blocked as b where b.topic = v_topic and b.ordering_key = v_key and b.id = outbox_requeue.id
+        )
+    then
+        v_changed := true;
+        if v_key is not null then
+            insert into outbox_blocked (topic, ordering_key, id, lane, available_at)
+            values (v_topic, v_key, outbox_requeue.id, outbox_lane(v_topic, v_priority, false), v_due_at);
+        elsif v_due_at is not null then
+            insert into outbox_scheduled (available_at, lane, id)
+            values (v_due_at, outbox_lane(v_topic, v_priority, false), outbox_requeue.id);
+        else
+            insert into outbox_ready (lane, id)
+            values (outbox_lane(v_topic, v_priority, false), outbox_requeue.id);
+        end if;
+        -- Writes the row: a requeue with an older snapshot raises 40001 instead of delivering the event twice.
+        update outbox_events as e
+           set available_at = v_due_at
+         where e.id = outbox_requeue.id;
+    end if;
+    if v_key is not null then
+        perform outbox_reseat(array[v_topic], array[v_key]);
+    end if;
+    return v_changed;
+end;
+$$;
+
+comment on function outbox_requeue(bigint, timestamptz) is
+    'Internal. A retry becomes due at that time, a done event is delivered again; false when it is neither, null when it is gone.';
+
+revoke all on function outbox_requeue(bigint, timestamptz) from public;
+-- end sql/functions/outbox_requeue.sql
+
+-- begin sql/functions/outbox_enqueue.sql
+create or replace function outbox_enqueue(
+    topic text,
+    payload jsonb,
+    dedupe_key text default null,
+    ordering_key text default null,
+    headers jsonb default '{}',
+    priority integer default 0,
+    available_at timestamptz default null,
+    max_attempts integer default null,
+    on_duplicate text default 'ignore'
+)
+returns table (
+    id bigint,
+    created boolean,
+    changed boolean
+)
+language plpgsql
+volatile
+security definer
+rows 1
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    priority := coalesce(priority, 0);
+    headers := coalesce(headers, '{}');
+    on_duplicate := coalesce(on_duplicate, 'ignore');
+    perform outbox_check_event(topic, payload, dedupe_key, ordering_key, priority, available_at, max_attempts, on_duplicate);
+    if available_at <= clock_timestamp() then
+        available_at := null;
+    end if;
+
+    loop
+        -- Before the id is drawn: within the key, id order is then commit order.
+        if ordering_key is not null then
+            perform outbox_lock_keys(array[topic], array[ordering_key]);
+        end if;
+        insert into outbox_events as e (topic, payload, dedupe_key, ordering_key, headers, priority, available_at, max_attempts)
+        values (
+            outbox_enqueue.topic,
+            outbox_enqueue.payload,
+            outbox_enqueue.dedupe_key,
+            outbox_enqueue.ordering_key,
+            outbox_enqueue.headers,
+            outbox_enqueue.priority,
+            outbox_enqueue.available_at,
+            outbox_enqueue.max_attempts
+        )
+        on conflict do nothing
+        returning e.id into id;
+        if id is not null then
+            created := true;
+            changed := true;
+            return next;
+            return;
+        end if;
+
+        -- A duplicate, unless the first event was removed between the two statements: then this one is the first.
+        if ordering_key is not null then
+            perform outbox_seat(array[topic], array[ordering_key]);
+        end if;
+        select e.id,
+               case outbox_enqueue.on_duplicate
+                   when 'replace' then outbox_replace(e.id, outbox_enqueue.payload, outbox_enqueue.headers, outbox_enqueue.available_at)
+                   when 'requeue' then outbox_requeue(e.id, outbox_enqueue.available_at)
+                   else false
+               end
+          into id, changed
+          from outbox_events as e
+         where e.topic = outbox_enqueue.topic
+           and e.dedupe_key = outbox_enqueue.dedupe_key;
+        if changed is not null then
+            created := false;
+            return next;
+            return;
+        end if;
+        id := null;
+    end loop;
+end;
+$$;
+
+comment on function outbox_enqueue(text, jsonb, text, text, jsonb, integer, timestamptz, integer, text) is
+    'Enqueues one event in the caller''s transaction. A dedupe key that the topic already has gives the first event''s id and created = false; on_duplicate then says what to do: ignore, replace (payload, headers and time of an event that waits) or requeue (a retry becomes due, a done event is delivered again). changed: what was asked for is in effect. Raises 22004 for a null topic or payload, 22023 for a value out of bounds.';
+
+revoke all on function outbox_enqueue(text, jsonb, text, text, jsonb, integer, timestamptz, integer, text) from public;
+-- end sql/functions/outbox_enqueue.sql
+
+-- begin sql/functions/outbox_enqueue_many.sql
+create or replace function outbox_enqueue_many(events jsonb)
+returns table (
+    ordinality integer,
+    id bigint,
+    created boolean,
+    changed boolean
+)
+language plpgsql
+volatile
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    c_known constant text[] := array[
+        'topic', 'payload', 'dedupe_key', 'ordering_key', 'headers', 'priority', 'available_at', 'max_attempts', 'on_duplicate'
+    ];
+    v_now timestamptz := clock_timestamp();
+    v_count integer;
+    v_place bigint;
+    v_fault text;
+    v_code text;
+    v_text text;
+    v_ids bigint[];
+    v_created bigint[];
+    v_answers bigint[];
+    v_topics text[];
+    v_keys text[];
+    v_event jsonb;
+    v_answer record;
+    v_was_created boolean[];
+    v_was_changed boolean[];
+begin
+    if events is null then
+        raise exception using
+            errcode = 'null_value_not_allowed',
+            message = 'events is null',
+            hint = 'Give a JSON array of events; an empty one does nothing.';
+    end if;
+    if jsonb_typeof(events) <> 'array' then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = format('events is a JSON %s', jsonb_typeof(events)),
+            hint = 'Give a JSON array of events.';
+    end if;
+    v_count := jsonb_array_length(events);
+    if v_count > 10000 then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = format('events has %s elements', v_count),
+            hint = 'Give at most 10,000 at a time; several calls in one transaction are still all or nothing.';
+    end if;
+
+    -- First the shape of each element, so that no cast below can fail without naming its position.
+    select f.place, f.fault, f.code
+      into v_place, v_fault, v_code
+      from (
+          select e.place,
+                 case
+                     when jsonb_typeof(e.event) <> 'object'
+                         then format('is a JSON %s, not an object', jsonb_typeof(e.event))
+                     when e.event - c_known <> '{}'
+                         then (
+                             select format('has an unknown key "%s"', left(k.key, 60))
+                               from jsonb_object_keys(e.event - c_known) as k (key)
+                              limit 1
+                         )
+                     when not e.event ? 'payload' then 'has no payload'
+                     when coalesce(jsonb_typeof(e.event -> 'topic'), 'null') = 'null' then 'has no topic'
+                     else (
+                         select format('has %s as %s', left(t.value::text, 60), t.key)
+                           from jsonb_each(e.event - array['payload', 'headers']) as t (key, value)
+                          where case
+                                    when jsonb_typeof(t.value) = 'null' then false
+                                    when t.key not in ('priority', 'max_attempts') then jsonb_typeof(t.value) <> 'string'
+                                    when jsonb_typeof(t.value) <> 'number' then true
+                                    else abs(t.value::numeric) > 2147483647 or t.value::numeric % 1 <> 0
+                                end
+                          limit 1
+                     )
+                 end as fault,
+                 case
+                     when jsonb_typeof(e.event) = 'object'
+                         and (not e.event ? 'payload' or coalesce(jsonb_typeof(e.event -> 'topic'), 'null') = 'null')
+                         then 'null_value_not_allowed'
+                     else 'invalid_parameter_value'
+                 end as code
+            from jsonb_array_elements(events) with ordinality as e (event, place)
+      ) as f
+     where f.fault is not null
+     order by f.place
+     limit 1;
+    if v_fault is not null then
+        raise exception using
+            errcode = v_code,
+            message = format('event %s %s', v_place, v_fault),
+            hint = 'An event is an object with topic and payload, and may have dedupe_key, ordering_key, headers, priority (integer), available_at, max_attempts (integer) and on_duplicate.';
+    end if;
+
+    if jsonb_path_exists(events, '$[*].available_at ? (@ != null)') then
+        begin
+            for v_place, v_text in
+                select e.place, e.event ->> 'available_at'
+                  from jsonb_array_elements(events) with ordinality as e (event, place)
+                 where e.event ->> 'available_at' is not null
+            loop
+                perform v_text::timestamptz;
+            end loop;
+        exception when data_exception then
+            raise exception using
+                errcode = 'invalid_parameter_value',
+                message = format('event %s has "%s" as available_at', v_place, left(v_text, 60)),
+                hint = 'Give a time with its zone, such as 2030-01-31T12:00:00Z.';
+        end;
+    end if;
+
+    perform outbox_check_event(
+                e.event ->> 'topic',
+                e.event -> 'payload',
+                e.event ->> 'dedupe_key',
+                e.event ->> 'ordering_key',
+                coalesce((e.event ->> 'priority')::numeric::integer, 0),
+                (e.event ->> 'available_at')::timestamptz,
+                (e.event ->> 'max_attempts')::numeric::integer,
+                coalesce(e.event ->> 'on_duplicate', 'ignore'),
+                format('event %s: ', e.place)
+            )
+       from jsonb_array_elements(events) with ordinality as e (event, place);
+
+    -- Ordering keys are locked before the ids are drawn, and dedupe keys inserted in one order: statements that enqueue
+    -- several keys cannot deadlock with each other.
+    select array_agg(e.event ->> 'topic'), array_agg(e.event ->> 'ordering_key')
+      into v_topics, v_keys
+      from jsonb_array_elements(events) as e (event)
+     where e.event ->> 'ordering_key' is not null;
+    if v_keys is not null then
+        perform outbox_lock_keys(v_topics, v_keys);
+    end if;
+    v_ids := array(select nextval('outbox_events_id_seq') from generate_series(1, v_count));
+    with made as (
+        insert into outbox_events as e
+               (id, topic, payload, dedupe_key, ordering_key, headers, priority, available_at, max_attempts)
+        overriding system value
+        select v_ids[e.place],
+               e.event ->> 'topic',
+               e.event -> 'payload',
+               e.event ->> 'dedupe_key',
+               e.event ->> 'ordering_key',
+               coalesce(nullif(e.event -> 'headers', 'null'), '{}'),
+               coalesce((e.event ->> 'priority')::numeric::smallint, 0),
+               case
+                   when (e.event ->> 'available_at')::timestamptz > v_now then (e.event ->> 'available_at')::timestamptz
+               end,
+               (e.event ->> 'max_attempts')::numeric::integer
+          from jsonb_array_elements(events) with ordinality as e (event, place)
+         order by e.event ->> 'topic' collate "C", e.event ->> 'dedupe_key' collate "C", e.place
+        on conflict do nothing
+        returning e.id
+    )
+    select array_agg(m.id) into v_created from made as m;
+
+    if cardinality(v_created) = v_count then
+        return query
+        select i.place::integer, i.id, true, true
+          from unnest(v_ids) with ordinality as i (id, place);
+        return;
+    end if;
+
+    -- Duplicates, of earlier events or within the array: those to be ignored in one statement, the others, and those
+    -- whose first event was removed meanwhile, one by one in the array's order.
+    if v_keys is not null then
+        perform outbox_seat(v_topics, v_keys);
+    end if;
+    select array_agg(coalesce(c.id, d.id) order by i.place),
+           array_agg(c.id is not null order by i.place)
+      into v_answers, v_was_created
+      from unnest(v_ids) with ordinality as i (id, place)
+      left join unnest(v_created) as c (id) on c.id = i.id
+      left join jsonb_array_elements(events) with ordinality as e (event, place)
+        on e.place = i.place and coalesce(e.event ->> 'on_duplicate', 'ignore') = 'ignore'
+      left join outbox_events as d
+        on c.id is null and d.topic = e.event ->> 'topic' and d.dedupe_key = e.event ->> 'dedupe_key';
+    v_was_changed := v_was_created;
+    for v_place, v_event in
+        select e.place, e.event
+          from jsonb_array_elements(events) with ordinality as e (event, place)
+         where v_answers[e.place] is null
+         order by e.place
+    loop
+        select d.id, d.created, d.changed
+          into v_answer
+          from outbox_enqueue(
+                   v_event ->> 'topic',
+                   v_event -> 'payload',
+                   v_event ->> 'dedupe_key',
+                   v_event ->> 'ordering_key',
+                   nullif(v_event -> 'headers', 'null'),
+                   (v_event ->> 'priority')::numeric::integer,
+                   (v_event ->> 'available_at')::timestamptz,
+                   (v_event ->> 'max_attempts')::numeric::integer,
+                   v_event ->> 'on_duplicate'
+               ) as d;
+        v_answers[v_place] := v_answer.id;
+        v_was_created[v_place] := v_answer.created;
+        v_was_changed[v_place] := v_answer.changed;
+    end loop;
+    return query
+    select a.place::integer, a.id, a.created, a.changed
+      from unnest(v_answers, v_was_created, v_was_changed) with ordinality as a (id, created, changed, place)
+     order by a.place;
+end;
+$$;
+
+comment on function outbox_enqueue_many(jsonb) is
+    'Enqueues a JSON array of 0 to 10,000 events, objects with the parameters of outbox_enqueue as keys, all or nothing in the caller''s transaction. One row per element, aligned by ordinality from 1; new ids ascend in the array''s order. Raises 22004 or 22023 with the position of the first bad element.';
+
+revoke all on function outbox_enqueue_many(jsonb) from public;
+-- end sql/functions/outbox_enqueue_many.sql
+
+-- begin sql/functions/outbox_backoff.sql
+create or replace function outbox_backoff(
+    attempt integer,
+    base interval,
+    cap interval
+)
+returns interval
+language sql
+volatile
+set search_path from current
+as $$
+    -- The exponent is bounded so that the power stays a finite number.
+    select make_interval(secs => (0.5 + random() / 2) * least(
+        extract(epoch from cap),
+        extract(epoch from base) * power(2, least(attempt, 100) - 1)
+    )::double precision)
+$$;
+
+comment on function outbox_backoff(integer, interval, interval) is
+    'Internal. How long to wait after this attempt: least(cap, base * 2^(attempt - 1)) times a random 0.5 to 1.0.';
+
+revoke all on function outbox_backoff(integer, interval, interval) from public;
+-- end sql/functions/outbox_backoff.sql
+
+-- begin sql/functions/outbox_settle_dead.sql
+create or replace function outbox_settle_dead(ids bigint[])
+returns void
+language plpgsql
+volatile
+set search_path from current
+as $$
+declare
+    v_gone bigint[];
+begin
+    if ids is null then
+        return;
+    end if;
+    with keyed as materialized (
+        select d.id, e.topic, e.ordering_key, p.on_dead
+          from outbox_dead as d
+          join outbox_events as e on e.id = d.id
+          join outbox_policies as p on p.lane = d.lane
+         where d.id = any (outbox_settle_dead.ids)
+           and e.ordering_key is not null
+    ), standing as (
+        update outbox_dead as d
+           set standing_topic = k.topic,
+               standing_key = k.ordering_key
+          from keyed as k
+         where d.id = k.id
+           and k.on_dead = 'block'
+    )
+    select array_agg(k.id) into v_gone from keyed as k where k.on_dead = 'skip';
+    if v_gone is not null then
+        perform outbox_unblock(v_gone);
+    end if;
+end;
+$$;
+
+comment on function outbox_settle_dead(bigint[]) is
+    'Internal. These events have just died: where one has an ordering key, the key stands or goes on, as the topic''s on_dead says.';
+
+revoke all on function outbox_settle_dead(bigint[]) from public;
+-- end sql/functions/outbox_settle_dead.sql
+
+-- begin sql/functions/outbox_bury_spent.sql
+create or replace function outbox_bury_spent(ids bigint[])
+returns void
+language plpgsql
+volatile
+set search_path from current
+as $$
+declare
+    v_buried bigint[];
+begin
+    with ready as (
+        delete from outbox_ready as r
+         using outbox_events as e, outbox_policies as p
+         where r.id = any (outbox_bury_spent.ids)
+           and e.id = r.id
+           and p.lane = r.lane
+           and r.attempts >= coalesce(e.max_attempts, p.max_attempts)
+        returning r.id, r.lane, r.attempts, r.lost_leases, r.last_error, p.suspect
+    ), scheduled as (
+        delete from outbox_scheduled as s
+         using outbox_events as e, outbox_policies as p
+         where s.id = any (outbox_bury_spent.ids)
+           and e.id = s.id
+           and p.lane = s.lane
+           and s.attempts >= coalesce(e.max_attempts, p.max_attempts)
+        returning s.id, s.lane, s.attempts, s.lost_leases, s.last_error, p.suspect
+    ), buried as (
+        insert into outbox_dead as d (id, lane, attempts, lost_leases, reason, last_error, dead_at)
+        select w.id, w.lane, w.attempts, w.lost_leases, case when w.suspect then 'lost lease' else 'failed' end,
+               w.last_error, clock_timestamp()
+          from (table ready union all table scheduled) as w
+        returning d.id
+    )
+    select array_agg(b.id) into v_buried from buried as b;
+    perform outbox_settle_dead(v_buried);
+end;
+$$;
+
+comment on function outbox_bury_spent(bigint[]) is
+    'Internal. Of these waiting events, which the caller has locked, makes those dead whose attempts reach the limit as it is now.';
+
+revoke all on function outbox_bury_spent(bigint[]) from public;
+-- end sql/functions/outbox_bury_spent.sql
+
+-- begin sql/functions/outbox_end_attempts.sql
+create or replace function outbox_end_attempts(
+    leases bigint[],
+    ids bigint[],
+    error text,
+    retry_in interval,
+    dead boolean,
+    lost boolean
+)
+returns table (
+    id bigint,
+    status text,
+    available_at timestamptz
+)
+language plpgsql
+volatile
+set search_path from current
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+begin
+    return query
+    with ended as (
+        delete from outbox_leases as l
+         using unnest(outbox_end_attempts.leases, outbox_end_attempts.ids) as w (lease, id)
+         where l.lease = w.lease
+           and l.id = w.id
+        returning l.*
+    ), judged as materialized (
+        select x.id,
+               case when outbox_end_attempts.lost then outbox_lane(p.topic, p.priority, true) else x.lane end as lane,
+               x.attempts,
+               x.lost_leases + outbox_end_attempts.lost::integer as lost_leases,
+               x.keyed,
+               case
+                   when outbox_end_attempts.lost
+                       then format('lost lease: worker "%s" had not answered by %s', x.locked_by, x.expires_at)
+                   else coalesce(outbox_end_attempts.error, x.last_error)
+               end as last_error,
+               outbox_end_attempts.dead or x.attempts >= coalesce(e.max_attempts, p.max_attempts) as dead,
+               v_now + coalesce(
+                   outbox_end_attempts.retry_in,
+                   outbox_backoff(x.attempts, p.backoff_base, p.backoff_cap)
+               ) as due_at
+          from ended as x
+          join outbox_events as e on e.id = x.id
+          join outbox_policies as p on p.lane = x.lane
+    ), buried as (
+        insert into outbox_dead (id, lane, attempts, lost_leases, reason, last_error, dead_at)
+        select j.id, j.lane, j.attempts, j.lost_leases,
+               case
+                   when outbox_end_attempts.dead then 'discarded'
+                   when outbox_end_attempts.lost then 'lost lease'
+                   else 'failed'
+               end,
+               j.last_error, v_now
+          from judged as j
+         where j.dead
+    ), scheduled as (
+        insert into outbox_scheduled (available_at, lane, id, attempts, lost_leases, keyed, last_error)
+        select j.due_at, j.lane, j.id, j.attempts, j.lost_leases, j.keyed, j.last_error
+          from judged as j
+         where not j.dead
+           and j.due_at > v_now
+    ), ready as (
+        insert into outbox_ready (lane, id, attempts, lost_leases, keyed, last_error)
+        select j.lane, j.id, j.attempts, j.lost_leases, j.keyed, j.last_error
+          from judged as j
+         where not j.dead
+           and j.due_at <= v_now
+    )
+    select j.id,
+           case when j.dead then 'dead' else 'retry' end,
+           case when not j.dead then j.due_at end
+      from judged as j;
+
+    perform outbox_settle_dead(array(
+        select d.id from outbox_dead as d where d.id = any (outbox_end_attempts.ids) and d.dead_at = v_now
+    ));
+end;
+$$;
+
+comment on function outbox_end_attempts(bigint[], bigint[], text, interval, boolean, boolean) is
+    'Internal. Ends the attempts of these (lease, id) pairs as failed, or as lost: each event waits for its retry or is dead.';
+
+revoke all on function outbox_end_attempts(bigint[], bigint[], text, interval, boolean, boolean) from public;
+-- end sql/functions/outbox_end_attempts.sql
+
+-- begin sql/functions/outbox_reclaim.sql
+create or replace function outbox_reclaim(
+    n integer,
+    expired_by timestamptz
+)
+returns table (
+    expired integer,
+    dead integer
+)
+language plpgsql
+volatile
+rows 1
+set search_path from current
+as $$
+declare
+    v_leases bigint[];
+    v_ids bigint[];
+begin
+    -- The lock re-checks the expiry: a heartbeat that came first keeps its lease. Who holds the row is not waited for.
+    select array_agg(x.lease), array_agg(x.id)
+      into v_leases, v_ids
+      from (
+          select l.lease, l.id
+            from outbox_leases as l
+           where l.expires_at <= outbox_reclaim.expired_by
+           order by l.expires_at
+           limit outbox_reclaim.n
+             for update skip locked
+      ) as x;
+    return query
+    select count(*)::integer, count(*) filter (where f.status = 'dead')::integer
+      from outbox_end_attempts(v_leases, v_ids, null, null, false, true) as f;
+end;
+$$;
+
+comment on function outbox_reclaim(integer, timestamptz) is
+    'Internal. Takes back at most n events whose lease had expired by then; answers how many, and how many of them are dead. Never waits.';
+
+revoke all on function outbox_reclaim(integer, timestamptz) from public;
+-- end sql/functions/outbox_reclaim.sql
+
+-- begin sql/functions/outbox_claim.sql
+create or replace function outbox_claim(
+    worker text,
+    n integer default 1,
+    topics text[] default null,
+    lease_for interval default null
+)
+returns setof outbox_delivery
+language plpgsql
+volatile
+security definer
+rows 100
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+    v_walk record;
+    v_early tid[];
+    v_ready tid[];
+    v_late tid[];
+    v_ids bigint[];
+    v_retried boolean;
+    v_lease bigint;
+    v_delivered bigint;
+    v_overdue timestamptz;
+    v_tidied boolean := false;
+begin
+    n := coalesce(n, 1);
+    perform outbox_check_text('worker', worker, 200);
+    perform outbox_check_integer('n', n, 1, 10000);
+    perform outbox_check_topics(topics);
+    perform outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
+
+    loop
+        -- Suspects are delivered alone and take turns with the others of their priority: by the parity of the last
+        -- lease number, so that claims alternate without writing anything.
+        for v_walk in
+            select w.suspect, w.lowest, w.step
+              from (
+                  select distinct
+                         s.priority::integer as priority,
+                         (select q.last_value % 2 from outbox_lease_seq as q)::integer as turn
+                    from outbox_policies as s
+                   where s.suspect
+                     and not s.paused
+                     and (outbox_claim.topics is null or s.topic = any (outbox_claim.topics))
+                     and (
+                         exists (select from outbox_ready as r where r.lane = s.lane)
+                         or exists (select from outbox_scheduled as d where d.lane = s.lane and d.available_at <= v_now)
+                     )
+              ) as s
+             cross join lateral (
+                       values (false, s.priority + s.turn, s.priority * 2 + 1), (true, s.priority, s.priority * 2)
+                   ) as w (suspect, lowest, step)
+            union all
+            select false, -10, null
+            order by step desc nulls last
+        loop
+            -- The walk: highest priority first, topics of one priority in random order, and in each lane what is ready
+            -- and what is due. Rows are locked only as the limit lets them through, and what somebody else holds is
+            -- skipped: no claim waits for another. Due events come before the ready ones when their time was before the
+            -- first of these was enqueued, so that a backlog does not keep retries waiting.
+            select array_agg(c.tid) filter (where c.stage = 1),
+                   array_agg(c.tid) filter (where c.stage = 2),
+                   array_agg(c.tid) filter (where c.stage = 3),
+                   array_agg(c.id),
+                   bool_or(c.attempts > 0)
+              into v_early, v_ready, v_late, v_ids, v_retried
+              from (
+                  select c.*
+                    from (
+                        select l.lane,
+                               exists (
+                                   select from outbox_scheduled as s where s.lane = l.lane and s.available_at <= v_now
+                               ) as due
+                          from outbox_policies as l
+                         where l.suspect = v_walk.suspect
+                           and l.priority >= v_walk.lowest
+                           and not l.paused
+                           and (outbox_claim.topics is null or l.topic = any (outbox_claim.topics))
+                         order by l.priority desc, random()
+                    ) as l
+                   cross join lateral (
+                             select case
+                                        when l.due then least(v_now, (
+                                            select e.created_at
+                                              from outbox_ready as r
+                                              join outbox_events as e on e.id = r.id
+                                             where r.lane = l.lane
+                                             order by r.xid, r.id
+                                             limit 1
+                                        ))
+                                    end as early_by
+                         ) as f
+                   cross join lateral (
+                             select *
+                               from (
+                                   select 1 as stage, s.ctid as tid, s.id, s.attempts
+                                     from outbox_scheduled as s
+                                    where s.lane = l.lane
+                                      and s.available_at <= f.early_by
+                                    order by s.available_at, s.id
+                                    limit outbox_claim.n
+                                      for update skip locked
+                               ) as early
+                             union all
+                             select *
+                               from (
+                                   select 2, r.ctid, r.id, r.attempts
+                                     from outbox_ready as r
+                                    where r.lane = l.lane
+                                    order by r.xid, r.id
+                                    limit outbox_claim.n
+                                      for update skip locked
+                               ) as ready
+                             union all
+                             select *
+                               from (
+                                   select 3, s.ctid, s.id, s.attempts
+                                     from outbox_scheduled as s
+                                    where s.lane = l.lane
+                                      and s.available_at > f.early_by
+                                      and s.available_at <= v_now
+                                    order by s.available_at, s.id
+                                    limit outbox_claim.n
+                                      for update skip locked
+                               ) as late
+                         ) as c
+                   limit case when v_walk.suspect then 1 else outbox_claim.n end
+              ) as c;
+            exit when v_ids is not null;
+        end loop;
+
+        v_delivered := 0;
+        if v_ids is not null then
+            -- The limit of a topic may have been lowered since an event's last attempt.
+            if v_retried then
+                perform outbox_bury_spent(v_ids);
+            end if;
+            -- A later statement than the locks: it delivers the payload as the last replace left it.
+            v_lease := nextval('outbox_lease_seq') << 20 | floor(random() * 1048576)::bigint;
+            return query
+            with early as (
+                delete from outbox_scheduled as s
+                 where s.ctid = any (v_early)
+                returning 1 as stage, s.available_at, null::xid8 as xid, s.id, s.lane, s.attempts, s.lost_leases, s.keyed, s.last_error
+            ), ready as (
+                delete from outbox_ready as r
+                 where r.ctid = any (v_ready)
+                returning 2, null::timestamptz, r.xid, r.id, r.lane, r.attempts, r.lost_leases, r.keyed, r.last_error
+            ), late as (
+                delete from outbox_scheduled as s
+                 where s.ctid = any (v_late)
+                returning 3, s.available_at, null::xid8, s.id, s.lane, s.attempts, s.lost_leases, s.keyed, s.last_error
+            ), claimed as materialized (
+                select w.*, p.max_attempts, v_now + coalesce(outbox_claim.lease_for, p.lease_for) as expires_at
+                  from (table early union all table ready union all table late) as w
+                  join outbox_policies as p on p.lane = w.lane
+            ), leased as (
+                insert into outbox_leases
+                       (lease, id, locked_at, expires_at, lane, attempts, lost_leases, keyed, locked_by, last_error)
+                select v_lease, c.id, v_now, c.expires_at, c.lane, c.attempts + 1, c.lost_leases, c.keyed,
+                       outbox_claim.worker, c.last_error
+                  from claimed as c
+            )
+            select v_lease, e.id, e.topic, e.payload, e.headers, e.dedupe_key, e.ordering_key, e.priority::integer,
+                   c.attempts + 1, coalesce(e.max_attempts, c.max_attempts), e.created_at, c.expires_at
+              from claimed as c
+              join outbox_events as e on e.id = c.id
+             order by e.priority desc, c.lane, c.stage, c.available_at, c.xid, c.id;
+            get diagnostics v_delivered = row_count;
+        end if;
+
+        -- Where nobody reaps, claims do a bounded share of it: one that found nothing at once, any other when it is
+        -- five seconds late, since what it touches stays out of others' reach until its transaction ends.
+        v_overdue := case when v_delivered = 0 then v_now else v_now - interval '5 seconds' end;
+        if not v_tidied and (
+            exists (select from outbox_leases as l where l.expires_at <= v_overdue)
+            or exists (select from outbox_handovers as h where h.noted_at <= v_overdue)
+        ) then
+            v_tidied := true;
+            perform outbox_hand_over(greatest(n, 100), v_overdue);
+            perform outbox_reclaim(greatest(n, 100), v_overdue);
+            continue when v_delivered = 0;
+        end if;
+        exit when v_delivered > 0 or v_ids is null;
+    end loop;
+end;
+$$;
+
+comment on function outbox_claim(text, integer, text[], interval) is
+    'Gives this worker up to n (1 to 10,000) ready events under one new lease, in delivery order; waits for nobody. Counts when its transaction commits: commit it before the work. topics: null for all. lease_for: 0.1 seconds to 30 days, null for the topic''s. Raises 22004 for a null worker, 22023 for a value out of bounds.';
+
+revoke all on function outbox_claim(text, integer, text[], interval) from public;
+-- end sql/functions/outbox_claim.sql
+
+-- begin sql/functions/outbox_finish.sql
+create or replace function outbox_finish(
+    ids bigint[],
+    keyed bigint[]
+)
+returns void
+language plpgsql
+volatile
+set search_path from current
+as $$
+begin
+    if keyed is not null then
+        perform outbox_unblock(keyed);
+    end if;
+    -- A log row that a producer holds (a requeue or replace that has not committed) is left to the reaper.
+    if exists (select from outbox_topics as t where t.retention = interval '0') then
+        delete from outbox_events as e
+         where e.ctid = any (array(
+                   select c.ctid
+                     from outbox_events as c
+                     join outbox_topics as t on t.topic = c.topic and t.retention = interval '0'
+                    where c.id = any (outbox_finish.ids)
+                      for update of c skip locked
+               ));
+    end if;
+end;
+$$;
+
+comment on function outbox_finish(bigint[], bigint[]) is
+    'Internal. These events are done: lets the successors of the keyed ones in and removes those whose topic keeps nothing.';
+
+revoke all on function outbox_finish(bigint[], bigint[]) from public;
+-- end sql/functions/outbox_finish.sql
+
+-- begin sql/functions/outbox_ack.sql
+create or replace function outbox_ack(lease bigint)
+returns setof bigint
+language plpgsql
+volatile
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_ids bigint[];
+    v_keyed bigint[];
+begin
+    perform outbox_check_lease(lease);
+    with acked as (
+        delete from outbox_leases as l
+         where l.lease = outbox_ack.lease
+        returning l.id, l.keyed
+    )
+    select array_agg(a.id), array_agg(a.id) filter (where a.keyed)
+      into v_ids, v_keyed
+      from acked as a;
+    if v_ids is not null then
+        perform outbox_finish(v_ids, v_keyed);
+    end if;
+    return query select unnest(v_ids);
+end;
+$$;
+
+comment on function outbox_ack(bigint) is
+    'The whole lease is done. Answers the ids that were still held; what is missing was lost. A lease that has expired but was not taken back still holds. Raises 22004 for a null.';
+
+revoke all on function outbox_ack(bigint) from public;
+-- end sql/functions/outbox_ack.sql
+
+-- begin sql/functions/outbox_ack_ids.sql
+create or replace function outbox_ack(
+    lease bigint,
+    ids bigint[]
+)
+returns setof bigint
+language plpgsql
+volatile
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_ids bigint[];
+    v_keyed bigint[];
+begin
+    perform outbox_check_lease(lease);
+    if ids is null then
+        raise exception using
+            errcode = 'null_value_not_allowed',
+            message = 'ids is null',
+            hint = 'array_agg over no rows is null: call outbox_ack(lease) for the whole lease, or give ''{}'' for none.';
+    end if;
+    perform outbox_check_ids(ids);
+    with acked as (
+        delete from outbox_leases as l
+         where l.lease = outbox_ack.lease
+           and l.id = any (outbox_ack.ids)
+        returning l.id, l.keyed
+    )
+    select array_agg(a.id), array_agg(a.id) filter (where a.keyed)
+      into v_ids, v_keyed
+      from acked as a;
+    if v_ids is not null then
+        perform outbox_finish(v_ids, v_keyed);
+    end if;
+    return query select unnest(v_ids);
+end;
+$$;
+
+comment on function outbox_ack(bigint, bigint[]) is
+    'Exactly these events of the lease are done; an empty array does nothing. Answers the ids that were still held; what is missing was lost. Raises 22004 for a null lease, null ids, or a null among them.';
+
+revoke all on function outbox_ack(bigint, bigint[]) from public;
+-- end sql/functions/outbox_ack_ids.sql
+
+-- begin sql/functions/outbox_fail.sql
+create or replace function outbox_fail(
+    lease bigint,
+    ids bigint[] default null,
+    error text default null,
+    retry_in interval default null,
+    dead boolean default false
+)
+returns table (
+    id bigint,
+    status text,
+    available_at timestamptz
+)
+language plpgsql
+volatile
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_ids bigint[];
+begin
+    perform outbox_check_lease(lease);
+    perform outbox_check_ids(ids);
+    perform outbox_check_interval('retry_in', retry_in, interval '0', interval '1 year');
+
+    -- Locked by id, as in outbox_extend: a heartbeat from another connection cannot deadlock with this.
+    v_ids := array(
+        select l.id
+          from outbox_leases as l
+         where l.lease = outbox_fail.lease
+           and (outbox_fail.ids is null or l.id = any (outbox_fail.ids))
+         order by l.id
+           for update
+    );
+    return query
+    select f.id, f.status, f.available_at
+      from outbox_end_attempts(
+               array_fill(outbox_fail.lease, array[cardinality(v_ids)]),
+               v_ids,
+               left(outbox_fail.error, 8000),
+               outbox_fail.retry_in,
+               coalesce(outbox_fail.dead, false),
+               false
+           ) as f;
+end;
+$$;
+
+comment on function outbox_fail(bigint, bigint[], text, interval, boolean) is
+    'Ends the attempt of these events of the lease (null: all of it) as failed. Each waits for a retry, after the topic''s backoff or retry_in (0 to 1 year), or is dead once its attempts are spent or dead is true; a row says which (status retry or dead) and when it is due. error is kept to 8,000 characters. Ids that are missing from the answer were lost. Raises 22004 for a null lease or a null among the ids, 22023 for a retry_in out of bounds.';
+
+revoke all on function outbox_fail(bigint, bigint[], text, interval, boolean) from public;
+-- end sql/functions/outbox_fail.sql
+
+-- begin sql/functions/outbox_extend.sql
+create or replace function outbox_extend(
+    lease bigint,
+    ids bigint[] default null,
+    lease_for interval default null
+)
+returns table (
+    id bigint,
+    lease_expires_at timestamptz
+)
+language plpgsql
+volatile
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_ids bigint[];
+begin
+    perform outbox_check_lease(lease);
+    perform outbox_check_ids(ids);
+    perform outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
+
+    -- Locked by id, as in outbox_fail and outbox_release.
+    v_ids := array(
+        select l.id
+          from outbox_leases as l
+         where l.lease = outbox_extend.lease
+           and (outbox_extend.ids is null or l.id = any (outbox_extend.ids))
+         order by l.id
+           for update
+    );
+    return query
+    update outbox_leases as l
+       set expires_at = greatest(l.expires_at, clock_timestamp() + coalesce(outbox_extend.lease_for, p.lease_for))
+      from outbox_policies as p
+     where l.lease = outbox_extend.lease
+       and l.id = any (v_ids)
+       and p.lane = l.lane
+    returning l.id, l.expires_at;
+end;
+$$;
+
+comment on function outbox_extend(bigint, bigint[], interval) is
+    'A heartbeat: these events of the lease (null: all of it) are held until the later of their present expiry and now + lease_for (0.1 seconds to 30 days; null: the topic''s). Ids that are missing from the answer were lost. Raises 22004 for a null lease or a null among the ids, 22023 for a lease_for out of bounds.';
+
+revoke all on function outbox_extend(bigint, bigint[], interval) from public;
+-- end sql/functions/outbox_extend.sql
+
+-- begin sql/functions/outbox_release.sql
+create or replace function outbox_release(
+    lease bigint,
+    ids bigint[] default null
+)
+returns setof bigint
+language plpgsql
+volatile
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_ids bigint[];
+begin
+    perform outbox_check_lease(lease);
+    perform outbox_check_ids(ids);
+
+    -- Locked by id, as in outbox_extend.
+    v_ids := array(
+        select l.id
+          from outbox_leases as l
+         where l.lease = outbox_release.lease
+           and (outbox_release.ids is null or l.id = any (outbox_release.ids))
+         order by l.id
+           for update
+    );
+    return query
+    with released as (
+        delete from outbox_leases as l
+         where l.lease = outbox_release.lease
+           and l.id = any (v_ids)
+        returning l.*
+    )
+    insert into outbox_ready as r (lane, id, attempts, lost_leases, keyed, last_error)
+    select x.lane, x.id, x.attempts - 1, x.lost_leases, x.keyed, x.last_error
+      from released as x
+     order by x.id
+    returning r.id;
+end;
+$$;
+
+comment on function outbox_release(bigint, bigint[]) is
+    'Gives these events of the lease (null: all of it) back at once and un-counts the attempt. Answers the ids that were still held. Raises 22004 for a null lease or a null among the ids.';
+
+revoke all on function outbox_release(bigint, bigint[]) from public;
+-- end sql/functions/outbox_release.sql
+
+-- begin sql/functions/outbox_next_due.sql
+create or replace function outbox_next_due(topics text[] default null)
+returns timestamptz
+language plpgsql
+stable
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+    v_lanes integer[];
+    v_due timestamptz;
+begin
+    perform outbox_check_topics(topics);
+    v_lanes := array(
+        select p.lane
+          from outbox_policies as p
+         where not p.paused
+           and (outbox_next_due.topics is null or p.topic = any (outbox_next_due.topics))
+    );
+    if exists (
+        select from unnest(v_lanes) as l (lane)
+         where exists (select from outbox_ready as r where r.lane = l.lane)
+    ) then
+        return v_now;
+    end if;
+    select least(
+               (select min(s.available_at)
+                  from unnest(v_lanes) as l (lane)
+                 cross join lateral (
+                           select s.available_at
+                             from outbox_scheduled as s
+                            where s.lane = l.lane
+                            order by s.available_at
+                            limit 1
+                       ) as s),
+               (select l.expires_at
+                  from outbox_leases as l
+                 where l.lane = any (v_lanes)
+                 order by l.expires_at
+                 limit 1)
+           )
+      into v_due;
+    return case when v_due < v_now then v_now else v_due end;
+end;
+$$;
+
+comment on function outbox_next_due(text[]) is
+    'When something already there can next be claimed: now if an event is ready, else the earliest due time or lease expiry; blocked events and paused topics do not count; null when there is nothing. Subtract clock_timestamp() in SQL: the client''s clock may differ. Raises 22023 for an empty array.';
+
+revoke all on function outbox_next_due(text[]) from public;
+-- end sql/functions/outbox_next_due.sql
+
+-- begin sql/functions/outbox_prune.sql
+create or replace function outbox_prune(n integer)
+returns integer
+language plpgsql
+volatile
+set search_path from current
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+    v_shortest interval;
+    v_start bigint := (select q.last_value from outbox_prune_seq as q);
+    v_from bigint := v_start;
+    v_last bigint;
+    v_young boolean;
+    v_candidates bigint[];
+    v_ids bigint[];
+    v_full boolean;
+    v_pruned integer;
+    v_total integer := 0;
+begin
+    select least(min(coalesce(t.retention, d.retention)), min(d.retention))
+      into v_shortest
+      from outbox_defaults as d
+      left join outbox_topics as t on true;
+
+    -- A round goes through the log by id, ten events examined for one that may be removed, until it meets one that is
+    -- too young for every topic; then it begins anew, within this call if this call did not begin the round.
+    loop
+        select max(w.id),
+               coalesce(bool_or(w.created_at > v_now - v_shortest), true),
+               array_agg(w.id) filter (where w.created_at <= v_now - w.retention)
+          into v_last, v_young, v_candidates
+          from (
+              select e.id, e.created_at, coalesce(t.retention, d.retention) as retention
+                from outbox_events as e
+               cross join outbox_defaults as d
+                left join outbox_topics as t on t.topic = e.topic
+               where e.id > v_from
+               order by e.id
+               limit n * 10
+          ) as w;
+
+        if v_candidates is not null then
+            -- 'Done' is an absence, and a requeue ends it: both lock the log's row and look in a later statement.
+            v_ids := array(
+                select e.id
+                  from outbox_events as e
+                 where e.id = any (v_candidates)
+                   and not exists (select from outbox_ready as r where r.id = e.id)
+                   and not exists (select from outbox_dead as d where d.id = e.id)
+                 order by e.id
+                 limit n - v_total
+                   for update skip locked
+            );
+            v_full := cardinality(v_ids) = n - v_total;
+            delete from outbox_events as e
+             where e.id = any (v_ids)
+               and not exists (select from outbox_ready as r where r.id = e.id)
+               and not exists (select from outbox_scheduled as s where s.id = e.id)
+               and not exists (select from outbox_leases as l where l.id = e.id)
+               and not exists (select from outbox_dead as d where d.id = e.id)
+               and not exists (
+                       select from outbox_blocked as b
+                        where b.topic = e.topic and b.ordering_key = e.ordering_key and b.id = e.id
+                   );
+            get diagnostics v_pruned = row_count;
+            v_total := v_total + v_pruned;
+            if v_full then
+                v_from := v_ids[cardinality(v_ids)];
+                exit;
+            end if;
+        end if;
+        v_from := case when v_young then 0 else v_last end;
+        exit when not v_young or v_start = 0;
+        v_start := 0;
+    end loop;
+    perform setval('outbox_prune_seq', v_from);
+    return v_total;
+end;
+$$;
+
+comment on function outbox_prune(integer) is
+    'Internal. Removes at most n done events that are past their topic''s retention; answers how many. Never waits.';
+
+revoke all on function outbox_prune(integer) from public;
+-- end sql/functions/outbox_prune.sql
+
+-- begin sql/functions/outbox_reap.sql
+create or replace function outbox_reap(n integer default 1000)
+returns table (
+    expired integer,
+    dead integer,
+    promoted integer,
+    pruned integer
+)
+language plpgsql
+volatile
+security definer
+rows 1
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+begin
+    n := coalesce(n, 1000);
+    perform outbox_check_integer('n', n, 1, 100000);
+
+    select r.expired, r.dead into expired, dead from outbox_reclaim(n, v_now) as r;
+    perform outbox_hand_over(n, v_now);
+
+    with due as (
+        delete from outbox_scheduled as s
+         where s.ctid = any (array(
+                   select c.ctid
+                     from outbox_scheduled as c
+                    where c.available_at <= v_now
+                    order by c.available_at
+                    limit outbox_reap.n
+                      for update skip locked
+               ))
+        returning s.*
+    )
+    insert into outbox_ready (lane, id, attempts, lost_leases, keyed, last_error)
+    select d.lane, d.id, d.attempts, d.lost_leases, d.keyed, d.last_error
+      from due as d
+     order by d.available_at, d.id;
+    get diagnostics promoted = row_count;
+
+    pruned := outbox_prune(n);
+    return next;
+end;
+$$;
+
+comment on function outbox_reap(integer) is
+    'Bounded housekeeping, at most n (1 to 100,000) of each kind: takes back events whose lease has expired (expired; of these, dead), makes due events ready (promoted), removes done events past their topic''s retention (pruned). Never waits; safe at any rate, by any number of callers. Raises 22023 for an n out of bounds.';
+
+revoke all on function outbox_reap(integer) from public;
+-- end sql/functions/outbox_reap.sql
+
+-- begin sql/functions/outbox_redrive.sql
+create or replace function outbox_redrive(
+    ids bigint[] default null,
+    topic text default null,
+    n integer default 1000
+)
+returns setof bigint
+language plpgsql
+volatile
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_ids bigint[];
+    v_topics text[];
+    v_keys text[];
+begin
+    n := coalesce(n, 1000);
+    if ids is null and topic is null then
+        raise exception using
+            errcode = 'null_value_not_allowed',
+            message = 'ids and topic are null',
+            hint = 'Give the ids of dead letters, or a topic to redrive n of its dead letters.';
+    end if;
+    perform outbox_check_ids(ids);
+    if topic is not null then
+        perform outbox_check_text('topic', topic, 200);
+    end if;
+    perform outbox_check_integer('n', n, 1, 10000);
+
+    v_ids := array(
+        select d.id
+          from outbox_dead as d
+          join outbox_lanes as l on l.lane = d.lane
+         where (outbox_redrive.ids is null or d.id = any (outbox_redrive.ids))
+           and (outbox_redrive.topic is null or l.topic = outbox_redrive.topic)
+         order by d.id
+         limit outbox_redrive.n
+           for update of d skip locked
+    );
+    select array_agg(e.topic), array_agg(e.ordering_key)
+      into v_topics, v_keys
+      from outbox_events as e
+     where e.id = any (v_ids)
+       and e.ordering_key is not null;
+    if v_keys is not null then
+        perform outbox_lock_keys(v_topics, v_keys);
+    end if;
+
+    -- A keyed event enters behind its key's row, at the place of its id.
+    with redriven as (
+        delete from outbox_dead as d
+         where d.id = any (v_ids)
+        returning d.id, d.last_error
+    ), placed as materialized (
+        select r.id, r.last_error, e.topic, e.ordering_key, outbox_lane(e.topic, e.priority, false) as lane
+          from redriven as r
+          join outbox_events as e on e.id = r.id
+    ), blocked as (
+        insert into outbox_blocked (topic, ordering_key, id, lane, last_error)
+        select p.topic, p.ordering_key, p.id, p.lane, p.last_error
+          from placed as p
+         where p.ordering_key is not null
+    ), vacated as (
+        update outbox_keys as k
+           set head = null
+          from placed as p
+         where k.topic = p.topic
+           and k.ordering_key = p.ordering_key
+           and k.head = p.id
+    )
+    insert into outbox_ready (lane, id, last_error)
+    select p.lane, p.id, p.last_error
+      from placed as p
+     where p.ordering_key is null
+     order by p.id;
+    if v_keys is not null then
+        perform outbox_reseat(v_topics, v_keys);
+    end if;
+    return query select unnest(v_ids);
+end;
+$$;
+
+comment on function outbox_redrive(bigint[], text, integer) is
+    'Puts dead letters back to pending, their attempts from 0: those with these ids, those of this topic, or both, at most n (1 to 10,000), lowest ids first. Answers their ids. Raises 22004 when neither is given or for a null among the ids, 22023 for an n out of bounds.';
+
+revoke all on function outbox_redrive(bigint[], text, integer) from public;
+-- end sql/functions/outbox_redrive.sql
+
+-- begin sql/functions/outbox_cancel.sql
+create or replace function outbox_cancel(ids bigint[])
+returns setof bigint
+language plpgsql
+volatile
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_ids bigint[];
+begin
+    if ids is null then
+        raise exception using
+            errcode = 'null_value_not_allowed',
+            message = 'ids is null',
+            hint = 'Give the ids of events that wait or are dead.';
+    end if;
+    perform outbox_check_ids(ids);
+
+    -- Whoever acts on a log row (requeue, replace, prune) locks it first, so its waiting row is looked for in a later
+    -- statement. What somebody holds right now, row or log row, counts as in flight and is left.
+    v_ids := array(
+        select e.id from outbox_events as e where e.id = any (outbox_cancel.ids) order by e.id for update skip locked
+    );
+    with ready as (
+        delete from outbox_ready as r
+         where r.ctid = any (array(
+                   select c.ctid from outbox_ready as c where c.id = any (v_ids) for update skip locked
+               ))
+        returning r.id
+    ), scheduled as (
+        delete from outbox_scheduled as s
+         where s.ctid = any (array(
+                   select c.ctid from outbox_scheduled as c where c.id = any (v_ids) for update skip locked
+               ))
+        returning s.id
+    ), blocked as (
+        delete from outbox_blocked as b
+         where b.ctid = any (array(
+                   select c.ctid
+                     from outbox_events as e
+                     join outbox_blocked as c on c.topic = e.topic and c.ordering_key = e.ordering_key and c.id = e.id
+                    where e.id = any (v_ids)
+                      for update of c skip locked
+               ))
+        returning b.id
+    ), dead as (
+        delete from outbox_dead as d
+         where d.ctid = any (array(
+                   select c.ctid from outbox_dead as c where c.id = any (v_ids) for update skip locked
+               ))
+        returning d.id
+    )
+    select array_agg(x.id)
+      into v_ids
+      from (table ready union all table scheduled union all table blocked union all table dead) as x;
+    if v_ids is not null then
+        perform outbox_unblock(v_ids);
+        delete from outbox_events as e where e.id = any (v_ids);
+    end if;
+    return query select unnest(v_ids);
+end;
+$$;
+
+comment on function outbox_cancel(bigint[]) is
+    'Removes events that wait or are dead, their log rows included: the dedupe key is free again and a keyed successor moves up. Never waits: what is in flight, held by somebody right now, or done is left and missing from the answer. Raises 22004 for null ids or a null among them.';
+
+revoke all on function outbox_cancel(bigint[]) from public;
+-- end sql/functions/outbox_cancel.sql
+
+-- begin sql/functions/outbox_configure.sql
+-- Returns a composite, since a column of "returns table" cannot share the name of a parameter.
+create or replace function outbox_configure(
+    topic text,
+    max_attempts integer default null,
+    lease_for interval default null,
+    backoff_base interval default null,
+    backoff_cap interval default null,
+    retention interval default null,
+    notify boolean default null,
+    on_dead text default null
+)
+returns setof outbox_policy
+language plpgsql
+volatile
+security definer
+rows 1
+set search_path from current
+as $$
+declare
+    v_policy outbox_policy;
+begin
+    perform outbox_check_text('topic', topic, 200);
+    if max_attempts is not null then
+        perform outbox_check_integer('max_attempts', max_attempts, 1, 1000);
+    end if;
+    perform outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
+    perform outbox_check_interval('backoff_base', backoff_base, interval '0', interval '1 year');
+    perform outbox_check_interval('backoff_cap', backoff_cap, interval '0', interval '1 year');
+    perform outbox_check_interval('retention', retention, interval '0', interval '100 years');
+    if on_dead not in ('skip', 'block') then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = format('on_dead is "%s"', left(on_dead, 60)),
+            hint = 'Give skip or block.';
+    end if;
+
+    insert into outbox_topics as t (topic, max_attempts, lease_for, backoff_base, backoff_cap, retention, notify, on_dead)
+    values (
+        outbox_configure.topic,
+        outbox_configure.max_attempts,
+        outbox_configure.lease_for,
+        outbox_configure.backoff_base,
+        outbox_configure.backoff_cap,
+        outbox_configure.retention,
+        outbox_configure.notify,
+        outbox_configure.on_dead
+    )
+    on conflict on constraint outbox_topics_pkey do update
+       set max_attempts = coalesce(excluded.max_attempts, t.max_attempts),
+           lease_for = coalesce(excluded.lease_for, t.lease_for),
+           backoff_base = coalesce(excluded.backoff_base, t.backoff_base),
+           backoff_cap = coalesce(excluded.backoff_cap, t.backoff_cap),
+           retention = coalesce(excluded.retention, t.retention),
+           notify = coalesce(excluded.notify, t.notify),
+           on_dead = coalesce(excluded.on_dead, t.on_dead);
+
+    select t.topic,
+           coalesce(t.max_attempts, d.max_attempts),
+           coalesce(t.lease_for, d.lease_for),
+           coalesce(t.backoff_base, d.backoff_base),
+           coalesce(t.backoff_cap, d.backoff_cap),
+           coalesce(t.retention, d.retention),
+           coalesce(t.notify, d.notify),
+           coalesce(t.on_dead, d.on_dead),
+           t.paused
+      into v_policy
+      from outbox_topics as t
+     cross join outbox_defaults as d
+     where t.topic = outbox_configure.topic;
+    if v_policy.backoff_base > v_policy.backoff_cap then
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = format('backoff_base is %s and backoff_cap is %s', v_policy.backoff_base, v_policy.backoff_cap),
+            hint = 'Give a base that is not longer than the cap.';
+    end if;
+    return next v_policy;
+end;
+$$;
+
+comment on function outbox_configure(text, integer, interval, interval, interval, interval, boolean, text) is
+    'Sets the policy of a topic; null leaves a setting as it is. Answers the policy as it then is, the defaults filled in. Settings are read when they are used: no event is touched. Bounds: max_attempts 1 to 1,000, lease_for 0.1 seconds to 30 days, backoff_base and backoff_cap 0 to 1 year, base not above cap, retention 0 to 100 years, on_dead skip or block. Raises 22004 for a null topic, 22023 for a value out of bounds.';
+
+revoke all on function outbox_configure(text, integer, interval, interval, interval, interval, boolean, text) from public;
+-- end sql/functions/outbox_configure.sql
+
+-- begin sql/functions/outbox_pause.sql
+create or replace function outbox_pause(topic text)
+returns void
+language plpgsql
+volatile
+security definer
+set search_path from current
+as $$
+begin
+    perform outbox_check_text('topic', topic, 200);
+    insert into outbox_topics as t (topic, paused)
+    values (outbox_pause.topic, true)
+    on conflict on constraint outbox_topics_pkey do update
+       set paused = true;
+end;
+$$;
+
+comment on function outbox_pause(text) is
+    'Stops delivery of a topic, known or not, for claims that start after the commit. Enqueue goes on; leases in flight end as usual. Raises 22004 for a null topic.';
+
+revoke all on function outbox_pause(text) from public;
+-- end sql/functions/outbox_pause.sql
+
+-- begin sql/functions/outbox_resume.sql
+create or replace function outbox_resume(topic text)
+returns void
+language plpgsql
+volatile
+security definer
+set search_path from current
+as $$
+begin
+    perform outbox_check_text('topic', topic, 200);
+    update outbox_topics as t
+       set paused = false
+     where t.topic = outbox_resume.topic;
+end;
+$$;
+
+comment on function outbox_resume(text) is
+    'Resumes delivery of a topic for claims that start after the commit. Raises 22004 for a null topic.';
+
+revoke all on function outbox_resume(text) from public;
+-- end sql/functions/outbox_resume.sql
+
+-- begin sql/views/outbox_event_status.sql
+create or replace view outbox_event_status as
+select
+    e.id,
+    e.topic,
+    e.dedupe_key,
+    e.ordering_key,
+    e.payload,
+    e.headers,
+    e.priority::integer as priority,
+    case
+        when l.id is not null then 'processing'
+        when b.id is not null then 'blocked'
+        when d.id is not null then 'dead'
+        when r.attempts > 0 or s.attempts > 0 then 'retry'
+        when r.id is not null or s.id is not null then 'pending'
+        else 'done'
+    end as status,
+    coalesce(r.attempts, s.attempts, l.attempts, b.attempts, d.attempts)::integer as attempts,
+    coalesce(e.max_attempts, t.max_attempts, f.max_attempts) as max_attempts,
+    case
+        when s.id is not null then s.available_at
+        when b.id is not null then coalesce(b.available_at, e.created_at)
+        when r.id is not null then coalesce(e.available_at, e.created_at)
+    end as available_at,
+    l.locked_by,
+    l.locked_at,
+    l.expires_at as lease_expires_at,
+    coalesce(r.last_error, s.last_error, l.last_error, b.last_error, d.last_error) as last_error,
+    e.created_at
+from outbox_events as e
+left join outbox_ready as r on r.id = e.id
+left join outbox_scheduled as s on s.id = e.id
+left join outbox_leases as l on l.id = e.id
+left join outbox_blocked as b on b.topic = e.topic and b.ordering_key = e.ordering_key and b.id = e.id
+left join outbox_dead as d on d.id = e.id
+left join outbox_topics as t on t.topic = e.topic
+cross join outbox_defaults as f;
+
+comment on view outbox_event_status is
+    'One row per event with its status, which is always derived from where its row is.';
+comment on column outbox_event_status.id is 'The event.';
+comment on column outbox_event_status.topic is 'Its topic.';
+comment on column outbox_event_status.dedupe_key is 'Its dedupe key, or null.';
+comment on column outbox_event_status.ordering_key is 'Its ordering key, or null.';
+comment on column outbox_event_status.payload is 'Its payload.';
+comment on column outbox_event_status.headers is 'Its headers.';
+comment on column outbox_event_status.priority is '-10 to 10, higher first.';
+comment on column outbox_event_status.status is 'pending, retry, blocked, processing, done or dead.';
+comment on column outbox_event_status.attempts is 'Attempts so far; null once the event is done.';
+comment on column outbox_event_status.max_attempts is 'The event''s own limit, or its topic''s as it is now.';
+comment on column outbox_event_status.available_at is 'From when the event can be claimed, if its turn has come; null unless it waits.';
+comment on column outbox_event_status.locked_by is 'The worker that holds it, as it called itself.';
+comment on column outbox_event_status.locked_at is 'When that worker claimed it.';
+comment on column outbox_event_status.lease_expires_at is 'Until when it holds it.';
+comment on column outbox_event_status.last_error is 'What the last failed attempt said; null once the event is done.';
+comment on column outbox_event_status.created_at is 'When it was enqueued.';
+
+revoke all on table outbox_event_status from public;
+-- end sql/views/outbox_event_status.sql
+
+-- begin sql/views/outbox_stats.sql
+create or replace view outbox_stats as
+select
+    k.topic,
+    coalesce(r.ready, 0) + coalesce(s.due, 0) as ready,
+    coalesce(s.scheduled, 0) as scheduled,
+    coalesce(s.retry, 0) as retry,
+    coalesce(b.blocked, 0) as blocked,
+    coalesce(h.processing, 0) as processing,
+    coalesce(h.expired, 0) as expired,
+    coalesce(d.dead, 0) as dead,
+    case when least(r.oldest, s.oldest) is not null
+        then greatest(clock_timestamp() - least(r.oldest, s.oldest), interval '0')
+    end as oldest_ready_age,
+    coalesce(t.paused, false) as paused
+from (
+    select l.topic from outbox_lanes as l
+    union
+    select t.topic from outbox_topics as t
+) as k
+left join outbox_topics as t on t.topic = k.topic
+left join (
+    -- The oldest of a lane is its first.
+    select l.topic, sum(r.ready)::bigint as ready, min(f.since) as oldest
+    from (select q.lane, count(*) as ready from outbox_ready as q group by q.lane) as r
+    join outbox_lanes as l on l.lane = r.lane
+    cross join lateral (
+        select greatest(e.created_at, e.available_at) as since
+        from outbox_ready as q
+        join outbox_events as e on e.id = q.id
+        where q.lane = r.lane
+        order by q.xid, q.id
+        limit 1
+    ) as f
+    group by l.topic
+) as r on r.topic = k.topic
+left join (
+    select
+        l.topic,
+        count(*) filter (where q.available_at <= clock_timestamp()) as due,
+        count(*) filter (where q.available_at > clock_timestamp() and q.attempts = 0) as scheduled,
+        count(*) filter (where q.available_at > clock_timestamp() and q.attempts > 0) as retry,
+        min(q.available_at) filter (where q.available_at <= clock_timestamp()) as oldest
+    from outbox_scheduled as q
+    join outbox_lanes as l on l.lane = q.lane
+    group by l.topic
+) as s on s.topic = k.topic
+left join (
+    select q.topic, count(*) as blocked from outbox_blocked as q group by q.topic
+) as b on b.topic = k.topic
+left join (
+    select
+        l.topic,
+        count(*) filter (where q.expires_at > clock_timestamp()) as processing,
+        count(*) filter (where q.expires_at <= clock_timestamp()) as expired
+    from outbox_leases as q
+    join outbox_lanes as l on l.lane = q.lane
+    group by l.topic
+) as h on h.topic = k.topic
+left join (
+    select l.topic, count(*) as dead
+    from outbox_dead as q
+    join outbox_lanes as l on l.lane = q.lane
+    group by l.topic
+) as d on d.topic = k.topic;
+
+comment on view outbox_stats is
+    'Exact counts per topic; each event that waits, is in flight or dead is counted once. The cost is linear in what waits.';
+comment on column outbox_stats.topic is 'The topic.';
+comment on column outbox_stats.ready is 'Can be claimed now, retries that are due included.';
+comment on column outbox_stats.scheduled is 'Wait for the time of their first attempt.';
+comment on column outbox_stats.retry is 'Wait after a failed or lost attempt.';
+comment on column outbox_stats.blocked is 'Wait behind an earlier event with the same ordering key.';
+comment on column outbox_stats.processing is 'In flight under a lease that has not expired.';
+comment on column outbox_stats.expired is 'In flight under a lease that has expired and was not taken back yet.';
+comment on column outbox_stats.dead is 'Dead letters.';
+comment on column outbox_stats.oldest_ready_age is 'How long the first ready event has been waiting; null when none is ready.';
+comment on column outbox_stats.paused is 'Whether claims pass the topic over.';
+
+revoke all on table outbox_stats from public;
+-- end sql/views/outbox_stats.sql
+
+-- begin sql/views/outbox_dead_letters.sql
+create or replace view outbox_dead_letters as
+select
+    e.id,
+    e.topic,
+    e.dedupe_key,
+    e.ordering_key,
+    e.payload,
+    e.headers,
+    d.attempts::integer as attempts,
+    d.lost_leases::integer as lost_leases,
+    d.reason,
+    d.last_error,
+    d.dead_at,
+    e.created_at
+from outbox_dead as d
+join outbox_events as e on e.id = d.id;
+
+comment on view outbox_dead_letters is
+    'Events that will not be tried again until outbox_redrive puts them back; outbox_cancel removes them.';
+comment on column outbox_dead_letters.id is 'The event.';
+comment on column outbox_dead_letters.topic is 'Its topic.';
+comment on column outbox_dead_letters.dedupe_key is 'Its dedupe key, or null.';
+comment on column outbox_dead_letters.ordering_key is 'Its ordering key, or null.';
+comment on column outbox_dead_letters.payload is 'Its payload.';
+comment on column outbox_dead_letters.headers is 'Its headers.';
+comment on column outbox_dead_letters.attempts is 'Attempts made.';
+comment on column outbox_dead_letters.lost_leases is 'How many of them ended with a lost lease.';
+comment on column outbox_dead_letters.reason is 'failed, discarded or lost lease.';
+comment on column outbox_dead_letters.last_error is 'What the last failed attempt said.';
+comment on column outbox_dead_letters.dead_at is 'When it died.';
+comment on column outbox_dead_letters.created_at is 'When it was enqueued.';
+
+revoke all on table outbox_dead_letters from public;
+-- end sql/views/outbox_dead_letters.sql
+
+-- begin sql/privileges.sql
+-- Hosted services grant to roles of theirs by default privileges, which a revoke from PUBLIC leaves in place.
+-- Names that begin with outbox_ in the install's schema are the kit's.
+do $$
+declare
+    v_acl record;
+begin
+    for v_acl in
+        select distinct a.kind, a.name, case when x.grantee = 0 then 'public' else x.grantee::regrole::text end as grantee
+          from (
+              select case c.relkind when 'S' then 'sequence' else 'table' end as kind, c.oid::regclass::text as name, c.relacl as acl, c.relowner as owner
+                from pg_class as c
+               where c.relnamespace = quote_ident(current_schema())::regnamespace
+                 and c.relkind in ('r', 'v', 'S')
+                 and c.relname like 'outbox\_%'
+              union all
+              select 'function', p.oid::regprocedure::text, p.proacl, p.proowner
+                from pg_proc as p
+               where p.pronamespace = quote_ident(current_schema())::regnamespace
+                 and p.proname like 'outbox\_%'
+          ) as a
+         cross join lateral aclexplode(a.acl) as x
+         where a.owner = quote_ident(current_user)::regrole
+           and x.grantee <> a.owner
+    loop
+        execute format('revoke all on %s %s from %s', v_acl.kind, v_acl.name, v_acl.grantee);
+    end loop;
+end;
+$$;
+-- end sql/privileges.sql

@@ -1,0 +1,45 @@
+create or replace function outbox_ack(
+    lease bigint,
+    ids bigint[]
+)
+returns setof bigint
+language plpgsql
+volatile
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_ids bigint[];
+    v_keyed bigint[];
+begin
+    perform outbox_check_lease(lease);
+    if ids is null then
+        raise exception using
+            errcode = 'null_value_not_allowed',
+            message = 'ids is null',
+            hint = 'array_agg over no rows is null: call outbox_ack(lease) for the whole lease, or give ''{}'' for none.';
+    end if;
+    perform outbox_check_ids(ids);
+    with acked as (
+        delete from outbox_leases as l
+         where l.lease = outbox_ack.lease
+           and l.id = any (outbox_ack.ids)
+        returning l.id, l.keyed
+    )
+    select array_agg(a.id), array_agg(a.id) filter (where a.keyed)
+      into v_ids, v_keyed
+      from acked as a;
+    if v_ids is not null then
+        perform outbox_finish(v_ids, v_keyed);
+    end if;
+    return query select unnest(v_ids);
+end;
+$$;
+
+comment on function outbox_ack(bigint, bigint[]) is
+    'Exactly these events of the lease are done; an empty array does nothing. Answers the ids that were still held; what is missing was lost. Raises 22004 for a null lease, null ids, or a null among them.';
+
+revoke all on function outbox_ack(bigint, bigint[]) from public;

@@ -1,0 +1,196 @@
+create or replace function outbox_claim(
+    worker text,
+    n integer default 1,
+    topics text[] default null,
+    lease_for interval default null
+)
+returns setof outbox_delivery
+language plpgsql
+volatile
+security definer
+rows 100
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+    v_walk record;
+    v_early tid[];
+    v_ready tid[];
+    v_late tid[];
+    v_ids bigint[];
+    v_retried boolean;
+    v_lease bigint;
+    v_delivered bigint;
+    v_overdue timestamptz;
+    v_tidied boolean := false;
+begin
+    n := coalesce(n, 1);
+    perform outbox_check_text('worker', worker, 200);
+    perform outbox_check_integer('n', n, 1, 10000);
+    perform outbox_check_topics(topics);
+    perform outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
+
+    loop
+        -- Suspects are delivered alone and take turns with the others of their priority: by the parity of the last
+        -- lease number, so that claims alternate without writing anything.
+        for v_walk in
+            select w.suspect, w.lowest, w.step
+              from (
+                  select distinct
+                         s.priority::integer as priority,
+                         (select q.last_value % 2 from outbox_lease_seq as q)::integer as turn
+                    from outbox_policies as s
+                   where s.suspect
+                     and not s.paused
+                     and (outbox_claim.topics is null or s.topic = any (outbox_claim.topics))
+                     and (
+                         exists (select from outbox_ready as r where r.lane = s.lane)
+                         or exists (select from outbox_scheduled as d where d.lane = s.lane and d.available_at <= v_now)
+                     )
+              ) as s
+             cross join lateral (
+                       values (false, s.priority + s.turn, s.priority * 2 + 1), (true, s.priority, s.priority * 2)
+                   ) as w (suspect, lowest, step)
+            union all
+            select false, -10, null
+            order by step desc nulls last
+        loop
+            -- The walk: highest priority first, topics of one priority in random order, and in each lane what is ready
+            -- and what is due. Rows are locked only as the limit lets them through, and what somebody else holds is
+            -- skipped: no claim waits for another. Due events come before the ready ones when their time was before the
+            -- first of these was enqueued, so that a backlog does not keep retries waiting.
+            select array_agg(c.tid) filter (where c.stage = 1),
+                   array_agg(c.tid) filter (where c.stage = 2),
+                   array_agg(c.tid) filter (where c.stage = 3),
+                   array_agg(c.id),
+                   bool_or(c.attempts > 0)
+              into v_early, v_ready, v_late, v_ids, v_retried
+              from (
+                  select c.*
+                    from (
+                        select l.lane,
+                               exists (
+                                   select from outbox_scheduled as s where s.lane = l.lane and s.available_at <= v_now
+                               ) as due
+                          from outbox_policies as l
+                         where l.suspect = v_walk.suspect
+                           and l.priority >= v_walk.lowest
+                           and not l.paused
+                           and (outbox_claim.topics is null or l.topic = any (outbox_claim.topics))
+                         order by l.priority desc, random()
+                    ) as l
+                   cross join lateral (
+                             select case
+                                        when l.due then least(v_now, (
+                                            select e.created_at
+                                              from outbox_ready as r
+                                              join outbox_events as e on e.id = r.id
+                                             where r.lane = l.lane
+                                             order by r.xid, r.id
+                                             limit 1
+                                        ))
+                                    end as early_by
+                         ) as f
+                   cross join lateral (
+                             select *
+                               from (
+                                   select 1 as stage, s.ctid as tid, s.id, s.attempts
+                                     from outbox_scheduled as s
+                                    where s.lane = l.lane
+                                      and s.available_at <= f.early_by
+                                    order by s.available_at, s.id
+                                    limit outbox_claim.n
+                                      for update skip locked
+                               ) as early
+                             union all
+                             select *
+                               from (
+                                   select 2, r.ctid, r.id, r.attempts
+                                     from outbox_ready as r
+                                    where r.lane = l.lane
+                                    order by r.xid, r.id
+                                    limit outbox_claim.n
+                                      for update skip locked
+                               ) as ready
+                             union all
+                             select *
+                               from (
+                                   select 3, s.ctid, s.id, s.attempts
+                                     from outbox_scheduled as s
+                                    where s.lane = l.lane
+                                      and s.available_at > f.early_by
+                                      and s.available_at <= v_now
+                                    order by s.available_at, s.id
+                                    limit outbox_claim.n
+                                      for update skip locked
+                               ) as late
+                         ) as c
+                   limit case when v_walk.suspect then 1 else outbox_claim.n end
+              ) as c;
+            exit when v_ids is not null;
+        end loop;
+
+        v_delivered := 0;
+        if v_ids is not null then
+            -- The limit of a topic may have been lowered since an event's last attempt.
+            if v_retried then
+                perform outbox_bury_spent(v_ids);
+            end if;
+            -- A later statement than the locks: it delivers the payload as the last replace left it.
+            v_lease := nextval('outbox_lease_seq') << 20 | floor(random() * 1048576)::bigint;
+            return query
+            with early as (
+                delete from outbox_scheduled as s
+                 where s.ctid = any (v_early)
+                returning 1 as stage, s.available_at, null::xid8 as xid, s.id, s.lane, s.attempts, s.lost_leases, s.keyed, s.last_error
+            ), ready as (
+                delete from outbox_ready as r
+                 where r.ctid = any (v_ready)
+                returning 2, null::timestamptz, r.xid, r.id, r.lane, r.attempts, r.lost_leases, r.keyed, r.last_error
+            ), late as (
+                delete from outbox_scheduled as s
+                 where s.ctid = any (v_late)
+                returning 3, s.available_at, null::xid8, s.id, s.lane, s.attempts, s.lost_leases, s.keyed, s.last_error
+            ), claimed as materialized (
+                select w.*, p.max_attempts, v_now + coalesce(outbox_claim.lease_for, p.lease_for) as expires_at
+                  from (table early union all table ready union all table late) as w
+                  join outbox_policies as p on p.lane = w.lane
+            ), leased as (
+                insert into outbox_leases
+                       (lease, id, locked_at, expires_at, lane, attempts, lost_leases, keyed, locked_by, last_error)
+                select v_lease, c.id, v_now, c.expires_at, c.lane, c.attempts + 1, c.lost_leases, c.keyed,
+                       outbox_claim.worker, c.last_error
+                  from claimed as c
+            )
+            select v_lease, e.id, e.topic, e.payload, e.headers, e.dedupe_key, e.ordering_key, e.priority::integer,
+                   c.attempts + 1, coalesce(e.max_attempts, c.max_attempts), e.created_at, c.expires_at
+              from claimed as c
+              join outbox_events as e on e.id = c.id
+             order by e.priority desc, c.lane, c.stage, c.available_at, c.xid, c.id;
+            get diagnostics v_delivered = row_count;
+        end if;
+
+        -- Where nobody reaps, claims do a bounded share of it: one that found nothing at once, any other when it is
+        -- five seconds late, since what it touches stays out of others' reach until its transaction ends.
+        v_overdue := case when v_delivered = 0 then v_now else v_now - interval '5 seconds' end;
+        if not v_tidied and (
+            exists (select from outbox_leases as l where l.expires_at <= v_overdue)
+            or exists (select from outbox_handovers as h where h.noted_at <= v_overdue)
+        ) then
+            v_tidied := true;
+            perform outbox_hand_over(greatest(n, 100), v_overdue);
+            perform outbox_reclaim(greatest(n, 100), v_overdue);
+            continue when v_delivered = 0;
+        end if;
+        exit when v_delivered > 0 or v_ids is null;
+    end loop;
+end;
+$$;
+
+comment on function outbox_claim(text, integer, text[], interval) is
+    'Gives this worker up to n (1 to 10,000) ready events under one new lease, in delivery order; waits for nobody. Counts when its transaction commits: commit it before the work. topics: null for all. lease_for: 0.1 seconds to 30 days, null for the topic''s. Raises 22004 for a null worker, 22023 for a value out of bounds.';
+
+revoke all on function outbox_claim(text, integer, text[], interval) from public;

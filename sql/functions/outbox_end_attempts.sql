@@ -1,0 +1,85 @@
+create or replace function outbox_end_attempts(
+    leases bigint[],
+    ids bigint[],
+    error text,
+    retry_in interval,
+    dead boolean,
+    lost boolean
+)
+returns table (
+    id bigint,
+    status text,
+    available_at timestamptz
+)
+language plpgsql
+volatile
+set search_path from current
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+begin
+    return query
+    with ended as (
+        delete from outbox_leases as l
+         using unnest(outbox_end_attempts.leases, outbox_end_attempts.ids) as w (lease, id)
+         where l.lease = w.lease
+           and l.id = w.id
+        returning l.*
+    ), judged as materialized (
+        select x.id,
+               case when outbox_end_attempts.lost then outbox_lane(p.topic, p.priority, true) else x.lane end as lane,
+               x.attempts,
+               x.lost_leases + outbox_end_attempts.lost::integer as lost_leases,
+               x.keyed,
+               case
+                   when outbox_end_attempts.lost
+                       then format('lost lease: worker "%s" had not answered by %s', x.locked_by, x.expires_at)
+                   else coalesce(outbox_end_attempts.error, x.last_error)
+               end as last_error,
+               outbox_end_attempts.dead or x.attempts >= coalesce(e.max_attempts, p.max_attempts) as dead,
+               v_now + coalesce(
+                   outbox_end_attempts.retry_in,
+                   outbox_backoff(x.attempts, p.backoff_base, p.backoff_cap)
+               ) as due_at
+          from ended as x
+          join outbox_events as e on e.id = x.id
+          join outbox_policies as p on p.lane = x.lane
+    ), buried as (
+        insert into outbox_dead (id, lane, attempts, lost_leases, reason, last_error, dead_at)
+        select j.id, j.lane, j.attempts, j.lost_leases,
+               case
+                   when outbox_end_attempts.dead then 'discarded'
+                   when outbox_end_attempts.lost then 'lost lease'
+                   else 'failed'
+               end,
+               j.last_error, v_now
+          from judged as j
+         where j.dead
+    ), scheduled as (
+        insert into outbox_scheduled (available_at, lane, id, attempts, lost_leases, keyed, last_error)
+        select j.due_at, j.lane, j.id, j.attempts, j.lost_leases, j.keyed, j.last_error
+          from judged as j
+         where not j.dead
+           and j.due_at > v_now
+    ), ready as (
+        insert into outbox_ready (lane, id, attempts, lost_leases, keyed, last_error)
+        select j.lane, j.id, j.attempts, j.lost_leases, j.keyed, j.last_error
+          from judged as j
+         where not j.dead
+           and j.due_at <= v_now
+    )
+    select j.id,
+           case when j.dead then 'dead' else 'retry' end,
+           case when not j.dead then j.due_at end
+      from judged as j;
+
+    perform outbox_settle_dead(array(
+        select d.id from outbox_dead as d where d.id = any (outbox_end_attempts.ids) and d.dead_at = v_now
+    ));
+end;
+$$;
+
+comment on function outbox_end_attempts(bigint[], bigint[], text, interval, boolean, boolean) is
+    'Internal. Ends the attempts of these (lease, id) pairs as failed, or as lost: each event waits for its retry or is dead.';
+
+revoke all on function outbox_end_attempts(bigint[], bigint[], text, interval, boolean, boolean) from public;
