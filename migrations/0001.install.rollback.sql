@@ -65,6 +65,8 @@ drop function if exists outbox_version();
 
 drop function if exists outbox_hand_over(integer, timestamptz);
 
+drop function if exists outbox_give_way(bigint[]);
+
 drop function if exists outbox_unblock(bigint[]);
 
 drop function if exists outbox_reseat(text[], text[]);
@@ -100,6 +102,8 @@ drop table if exists outbox_handovers;
 drop table if exists outbox_blocked;
 
 drop table if exists outbox_keys;
+
+drop sequence if exists outbox_turn_seq;
 
 drop table if exists outbox_dead;
 

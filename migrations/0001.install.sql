@@ -322,6 +322,15 @@ comment on index outbox_dead_standing_idx is 'Whether a dead event stands in the
 revoke all on table outbox_dead from public;
 -- end sql/tables/outbox_dead.sql
 
+-- begin sql/tables/outbox_turn_seq.sql
+create sequence if not exists outbox_turn_seq as bigint;
+
+comment on sequence outbox_turn_seq is
+    'Internal. Numbers the turns of all ordering keys, so that a handover left for one turn never ends another.';
+
+revoke all on sequence outbox_turn_seq from public;
+-- end sql/tables/outbox_turn_seq.sql
+
 -- begin sql/tables/outbox_keys.sql
 -- A row's lock is the turnstile of its key: enqueue takes it before it draws the id, so that id order is commit order,
 -- and an ack takes it (or leaves a handover) to let the next event in.
@@ -329,6 +338,7 @@ create table if not exists outbox_keys (
     topic text not null,
     ordering_key text not null,
     head bigint,
+    turn bigint not null default 0,
     tail bigint not null default 0,
     constraint outbox_keys_pkey primary key (topic, ordering_key)
 );
@@ -338,6 +348,7 @@ comment on table outbox_keys is
 comment on column outbox_keys.topic is 'The topic.';
 comment on column outbox_keys.ordering_key is 'The key.';
 comment on column outbox_keys.head is 'The one event of the key that is in outbox_ready, outbox_scheduled or outbox_leases, or stands in outbox_dead; null only between two statements of one transaction, or until a handover is done.';
+comment on column outbox_keys.turn is 'Number of the turn of the head, new with each head: the same event can be head twice.';
 comment on column outbox_keys.tail is 'Highest id enqueued. Each keyed enqueue writes it, so that an ack with an older snapshot raises 40001 instead of overlooking the new event.';
 
 revoke all on table outbox_keys from public;
@@ -374,7 +385,7 @@ create table if not exists outbox_handovers (
     handover bigint generated always as identity,
     topic text not null,
     ordering_key text not null,
-    id bigint,
+    turn bigint not null,
     noted_at timestamptz not null default clock_timestamp(),
     constraint outbox_handovers_pkey primary key (handover)
 );
@@ -384,7 +395,7 @@ comment on table outbox_handovers is
 comment on column outbox_handovers.handover is 'Number of the handover.';
 comment on column outbox_handovers.topic is 'The topic.';
 comment on column outbox_handovers.ordering_key is 'The key.';
-comment on column outbox_handovers.id is 'The head that ended; null: the key already has none.';
+comment on column outbox_handovers.turn is 'The turn that ended: while the key is still at this turn, its next event may be let in.';
 comment on column outbox_handovers.noted_at is 'When it was left.';
 
 revoke all on table outbox_handovers from public;
@@ -773,6 +784,7 @@ begin
     with vacant as (
         select k.topic,
                k.ordering_key,
+               k.turn,
                (select min(b.id) from outbox_blocked as b where b.topic = k.topic and b.ordering_key = k.ordering_key) as blocked_id,
                (select min(d.id) from outbox_dead as d where d.standing_topic = k.topic and d.standing_key = k.ordering_key) as standing_id
           from outbox_keys as k
@@ -807,14 +819,15 @@ begin
          where m.available_at > v_now
     ), seated as (
         update outbox_keys as k
-           set head = case when n.stands then n.standing_id else n.blocked_id end
+           set head = case when n.stands then n.standing_id else n.blocked_id end,
+               turn = nextval('outbox_turn_seq')
           from next as n
          where k.topic = n.topic
            and k.ordering_key = n.ordering_key
            and (n.stands or exists (select from moved as m where m.id = n.blocked_id))
     ), left_vacant as (
-        insert into outbox_handovers (topic, ordering_key)
-        select n.topic, n.ordering_key
+        insert into outbox_handovers (topic, ordering_key, turn)
+        select n.topic, n.ordering_key, n.turn
           from next as n
          where not n.stands
            and n.blocked_id is not null
@@ -905,18 +918,18 @@ begin
     -- A producer holds its key's row until it commits. Workers never wait for it: the turn is left as a handover. The
     -- lock is taken here and the successor looked for in a later statement, which sees what was enqueued meanwhile.
     with ended as materialized (
-        select k.topic, k.ordering_key, k.head
+        select k.topic, k.ordering_key, k.turn
           from outbox_events as e
           join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.head = e.id
          where e.id = any (outbox_unblock.ids)
     ), locked as materialized (
         select k.topic, k.ordering_key
           from ended as e
-          join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.head = e.head
+          join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.turn = e.turn
            for update of k skip locked
     ), handed_over as (
-        insert into outbox_handovers (topic, ordering_key, id)
-        select e.topic, e.ordering_key, e.head
+        insert into outbox_handovers (topic, ordering_key, turn)
+        select e.topic, e.ordering_key, e.turn
           from ended as e
          where not exists (select from locked as l where l.topic = e.topic and l.ordering_key = e.ordering_key)
     ), vacated as (
@@ -942,6 +955,44 @@ comment on function outbox_unblock(bigint[]) is
 revoke all on function outbox_unblock(bigint[]) from public;
 -- end sql/functions/outbox_unblock.sql
 
+-- begin sql/functions/outbox_give_way.sql
+create or replace function outbox_give_way(ids bigint[])
+returns void
+language plpgsql
+volatile
+set search_path from current
+as $$
+declare
+    v_topics text[];
+    v_keys text[];
+begin
+    -- A key whose row somebody holds is passed over: its head goes first then, and the lower id next.
+    select array_agg(k.topic), array_agg(k.ordering_key)
+      into v_topics, v_keys
+      from (
+          select k.topic, k.ordering_key
+            from outbox_events as e
+            join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.head = e.id
+           where e.id = any (outbox_give_way.ids)
+             and exists (
+                     select
+                       from outbox_blocked as b
+                      where b.topic = k.topic and b.ordering_key = k.ordering_key and b.id < k.head
+                 )
+             for update of k skip locked
+      ) as k;
+    if v_topics is not null then
+        perform outbox_reseat(v_topics, v_keys);
+    end if;
+end;
+$$;
+
+comment on function outbox_give_way(bigint[]) is
+    'Internal. These events wait again after an attempt: where an event with a lower id has entered their ordering key meanwhile, it goes first. Never waits.';
+
+revoke all on function outbox_give_way(bigint[]) from public;
+-- end sql/functions/outbox_give_way.sql
+
 -- begin sql/functions/outbox_hand_over.sql
 create or replace function outbox_hand_over(
     n integer,
@@ -957,9 +1008,9 @@ declare
     v_topics text[];
     v_keys text[];
 begin
-    -- A handover names a head that had ended, so whoever finds it still named as head may vacate the key.
+    -- A handover names a turn that has ended, so whoever finds the key still at that turn may vacate it.
     with due as materialized (
-        select h.handover, k.topic, k.ordering_key, k.head is null or k.head = h.id as vacant
+        select h.handover, k.topic, k.ordering_key, k.turn = h.turn as vacant
           from outbox_handovers as h
           join outbox_keys as k on k.topic = h.topic and k.ordering_key = h.ordering_key
          where h.noted_at <= outbox_hand_over.noted_by
@@ -1076,12 +1127,13 @@ begin
       into v_left, v_notify;
 
     if v_left > 0 then
-        perform outbox_lane(n.topic, n.priority, false)
-           from (select distinct n.topic, n.priority from new_events as n) as n;
-
-        with unrouted as materialized (
-            select n.id, n.available_at, outbox_lane(n.topic, n.priority, false) as lane
+        with lanes as materialized (
+            select n.topic, n.priority, outbox_lane(n.topic, n.priority, false) as lane
+              from (select distinct n.topic, n.priority from new_events as n) as n
+        ), unrouted as materialized (
+            select n.id, n.available_at, l.lane
               from new_events as n
+              join lanes as l on l.topic = n.topic and l.priority = n.priority
              where n.ordering_key is null
                and not exists (select from outbox_ready as r where r.id = n.id)
         ), scheduled as (
@@ -1112,16 +1164,20 @@ begin
                        when not exists (
                            select from outbox_blocked as b where b.topic = k.topic and b.ordering_key = k.ordering_key
                        ) then a.first_id
-                   end)
+                   end),
+                   turn = case when k.head is null then nextval('outbox_turn_seq') else k.turn end
               from arrived as a
              where k.topic = a.topic
                and k.ordering_key = a.ordering_key
             returning k.topic, k.ordering_key, k.head
+        ), lanes as materialized (
+            select n.topic, n.priority, outbox_lane(n.topic, n.priority, false) as lane
+              from (select distinct n.topic, n.priority from new_events as n where n.ordering_key is not null) as n
         ), placed as materialized (
-            select n.id, n.topic, n.ordering_key, n.available_at, t.head,
-                   outbox_lane(n.topic, n.priority, false) as lane
+            select n.id, n.topic, n.ordering_key, n.available_at, t.head, l.lane
               from new_events as n
               join turns as t on t.topic = n.topic and t.ordering_key = n.ordering_key
+              join lanes as l on l.topic = n.topic and l.priority = n.priority
         ), ready as (
             insert into outbox_ready (lane, id, keyed)
             select p.lane, p.id, true
@@ -1807,6 +1863,12 @@ set search_path from current
 as $$
 declare
     v_now timestamptz := clock_timestamp();
+    v_keyed bigint[] := array(
+        select l.id
+          from unnest(outbox_end_attempts.leases, outbox_end_attempts.ids) as w (lease, id)
+          join outbox_leases as l on l.lease = w.lease and l.id = w.id
+         where l.keyed
+    );
 begin
     return query
     with ended as (
@@ -1863,9 +1925,12 @@ begin
            case when not j.dead then j.due_at end
       from judged as j;
 
-    perform outbox_settle_dead(array(
-        select d.id from outbox_dead as d where d.id = any (outbox_end_attempts.ids) and d.dead_at = v_now
-    ));
+    if cardinality(v_keyed) > 0 then
+        perform outbox_settle_dead(array(
+            select d.id from outbox_dead as d where d.id = any (v_keyed) and d.dead_at = v_now
+        ));
+        perform outbox_give_way(v_keyed);
+    end if;
 end;
 $$;
 
@@ -2357,6 +2422,7 @@ set jit = off
 as $$
 declare
     v_ids bigint[];
+    v_keyed bigint[];
 begin
     perform outbox_check_lease(lease);
     perform outbox_check_ids(ids);
@@ -2370,18 +2436,25 @@ begin
          order by l.id
            for update
     );
-    return query
     with released as (
         delete from outbox_leases as l
          where l.lease = outbox_release.lease
            and l.id = any (v_ids)
         returning l.*
+    ), ready as (
+        insert into outbox_ready as r (lane, id, attempts, lost_leases, keyed, last_error)
+        select x.lane, x.id, x.attempts - 1, x.lost_leases, x.keyed, x.last_error
+          from released as x
+         order by x.id
+        returning r.id, r.keyed
     )
-    insert into outbox_ready as r (lane, id, attempts, lost_leases, keyed, last_error)
-    select x.lane, x.id, x.attempts - 1, x.lost_leases, x.keyed, x.last_error
-      from released as x
-     order by x.id
-    returning r.id;
+    select array_agg(r.id), array_agg(r.id) filter (where r.keyed)
+      into v_ids, v_keyed
+      from ready as r;
+    if v_keyed is not null then
+        perform outbox_give_way(v_keyed);
+    end if;
+    return query select unnest(v_ids);
 end;
 $$;
 

@@ -16,6 +16,7 @@ select set_config('search_path', format('%I, pg_temp', current_schema()), true);
 \ir tables/outbox_lease_seq.sql
 \ir tables/outbox_leases.sql
 \ir tables/outbox_dead.sql
+\ir tables/outbox_turn_seq.sql
 \ir tables/outbox_keys.sql
 \ir tables/outbox_blocked.sql
 \ir tables/outbox_handovers.sql
@@ -38,6 +39,7 @@ select set_config('search_path', format('%I, pg_temp', current_schema()), true);
 \ir functions/outbox_seat.sql
 \ir functions/outbox_reseat.sql
 \ir functions/outbox_unblock.sql
+\ir functions/outbox_give_way.sql
 \ir functions/outbox_hand_over.sql
 
 -- Enqueue

@@ -17,6 +17,12 @@ set search_path from current
 as $$
 declare
     v_now timestamptz := clock_timestamp();
+    v_keyed bigint[] := array(
+        select l.id
+          from unnest(outbox_end_attempts.leases, outbox_end_attempts.ids) as w (lease, id)
+          join outbox_leases as l on l.lease = w.lease and l.id = w.id
+         where l.keyed
+    );
 begin
     return query
     with ended as (
@@ -73,9 +79,12 @@ begin
            case when not j.dead then j.due_at end
       from judged as j;
 
-    perform outbox_settle_dead(array(
-        select d.id from outbox_dead as d where d.id = any (outbox_end_attempts.ids) and d.dead_at = v_now
-    ));
+    if cardinality(v_keyed) > 0 then
+        perform outbox_settle_dead(array(
+            select d.id from outbox_dead as d where d.id = any (v_keyed) and d.dead_at = v_now
+        ));
+        perform outbox_give_way(v_keyed);
+    end if;
 end;
 $$;
 

@@ -12,9 +12,9 @@ declare
     v_topics text[];
     v_keys text[];
 begin
-    -- A handover names a head that had ended, so whoever finds it still named as head may vacate the key.
+    -- A handover names a turn that has ended, so whoever finds the key still at that turn may vacate it.
     with due as materialized (
-        select h.handover, k.topic, k.ordering_key, k.head is null or k.head = h.id as vacant
+        select h.handover, k.topic, k.ordering_key, k.turn = h.turn as vacant
           from outbox_handovers as h
           join outbox_keys as k on k.topic = h.topic and k.ordering_key = h.ordering_key
          where h.noted_at <= outbox_hand_over.noted_by

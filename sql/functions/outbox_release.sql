@@ -13,6 +13,7 @@ set jit = off
 as $$
 declare
     v_ids bigint[];
+    v_keyed bigint[];
 begin
     perform outbox_check_lease(lease);
     perform outbox_check_ids(ids);
@@ -26,18 +27,25 @@ begin
          order by l.id
            for update
     );
-    return query
     with released as (
         delete from outbox_leases as l
          where l.lease = outbox_release.lease
            and l.id = any (v_ids)
         returning l.*
+    ), ready as (
+        insert into outbox_ready as r (lane, id, attempts, lost_leases, keyed, last_error)
+        select x.lane, x.id, x.attempts - 1, x.lost_leases, x.keyed, x.last_error
+          from released as x
+         order by x.id
+        returning r.id, r.keyed
     )
-    insert into outbox_ready as r (lane, id, attempts, lost_leases, keyed, last_error)
-    select x.lane, x.id, x.attempts - 1, x.lost_leases, x.keyed, x.last_error
-      from released as x
-     order by x.id
-    returning r.id;
+    select array_agg(r.id), array_agg(r.id) filter (where r.keyed)
+      into v_ids, v_keyed
+      from ready as r;
+    if v_keyed is not null then
+        perform outbox_give_way(v_keyed);
+    end if;
+    return query select unnest(v_ids);
 end;
 $$;
 

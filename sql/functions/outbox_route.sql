@@ -38,12 +38,13 @@ begin
       into v_left, v_notify;
 
     if v_left > 0 then
-        perform outbox_lane(n.topic, n.priority, false)
-           from (select distinct n.topic, n.priority from new_events as n) as n;
-
-        with unrouted as materialized (
-            select n.id, n.available_at, outbox_lane(n.topic, n.priority, false) as lane
+        with lanes as materialized (
+            select n.topic, n.priority, outbox_lane(n.topic, n.priority, false) as lane
+              from (select distinct n.topic, n.priority from new_events as n) as n
+        ), unrouted as materialized (
+            select n.id, n.available_at, l.lane
               from new_events as n
+              join lanes as l on l.topic = n.topic and l.priority = n.priority
              where n.ordering_key is null
                and not exists (select from outbox_ready as r where r.id = n.id)
         ), scheduled as (
@@ -74,16 +75,20 @@ begin
                        when not exists (
                            select from outbox_blocked as b where b.topic = k.topic and b.ordering_key = k.ordering_key
                        ) then a.first_id
-                   end)
+                   end),
+                   turn = case when k.head is null then nextval('outbox_turn_seq') else k.turn end
               from arrived as a
              where k.topic = a.topic
                and k.ordering_key = a.ordering_key
             returning k.topic, k.ordering_key, k.head
+        ), lanes as materialized (
+            select n.topic, n.priority, outbox_lane(n.topic, n.priority, false) as lane
+              from (select distinct n.topic, n.priority from new_events as n where n.ordering_key is not null) as n
         ), placed as materialized (
-            select n.id, n.topic, n.ordering_key, n.available_at, t.head,
-                   outbox_lane(n.topic, n.priority, false) as lane
+            select n.id, n.topic, n.ordering_key, n.available_at, t.head, l.lane
               from new_events as n
               join turns as t on t.topic = n.topic and t.ordering_key = n.ordering_key
+              join lanes as l on l.topic = n.topic and l.priority = n.priority
         ), ready as (
             insert into outbox_ready (lane, id, keyed)
             select p.lane, p.id, true

@@ -16,6 +16,7 @@ begin
     with vacant as (
         select k.topic,
                k.ordering_key,
+               k.turn,
                (select min(b.id) from outbox_blocked as b where b.topic = k.topic and b.ordering_key = k.ordering_key) as blocked_id,
                (select min(d.id) from outbox_dead as d where d.standing_topic = k.topic and d.standing_key = k.ordering_key) as standing_id
           from outbox_keys as k
@@ -50,14 +51,15 @@ begin
          where m.available_at > v_now
     ), seated as (
         update outbox_keys as k
-           set head = case when n.stands then n.standing_id else n.blocked_id end
+           set head = case when n.stands then n.standing_id else n.blocked_id end,
+               turn = nextval('outbox_turn_seq')
           from next as n
          where k.topic = n.topic
            and k.ordering_key = n.ordering_key
            and (n.stands or exists (select from moved as m where m.id = n.blocked_id))
     ), left_vacant as (
-        insert into outbox_handovers (topic, ordering_key)
-        select n.topic, n.ordering_key
+        insert into outbox_handovers (topic, ordering_key, turn)
+        select n.topic, n.ordering_key, n.turn
           from next as n
          where not n.stands
            and n.blocked_id is not null

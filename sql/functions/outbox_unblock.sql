@@ -11,18 +11,18 @@ begin
     -- A producer holds its key's row until it commits. Workers never wait for it: the turn is left as a handover. The
     -- lock is taken here and the successor looked for in a later statement, which sees what was enqueued meanwhile.
     with ended as materialized (
-        select k.topic, k.ordering_key, k.head
+        select k.topic, k.ordering_key, k.turn
           from outbox_events as e
           join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.head = e.id
          where e.id = any (outbox_unblock.ids)
     ), locked as materialized (
         select k.topic, k.ordering_key
           from ended as e
-          join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.head = e.head
+          join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.turn = e.turn
            for update of k skip locked
     ), handed_over as (
-        insert into outbox_handovers (topic, ordering_key, id)
-        select e.topic, e.ordering_key, e.head
+        insert into outbox_handovers (topic, ordering_key, turn)
+        select e.topic, e.ordering_key, e.turn
           from ended as e
          where not exists (select from locked as l where l.topic = e.topic and l.ordering_key = e.ordering_key)
     ), vacated as (

@@ -1,0 +1,35 @@
+create or replace function outbox_give_way(ids bigint[])
+returns void
+language plpgsql
+volatile
+set search_path from current
+as $$
+declare
+    v_topics text[];
+    v_keys text[];
+begin
+    -- A key whose row somebody holds is passed over: its head goes first then, and the lower id next.
+    select array_agg(k.topic), array_agg(k.ordering_key)
+      into v_topics, v_keys
+      from (
+          select k.topic, k.ordering_key
+            from outbox_events as e
+            join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.head = e.id
+           where e.id = any (outbox_give_way.ids)
+             and exists (
+                     select
+                       from outbox_blocked as b
+                      where b.topic = k.topic and b.ordering_key = k.ordering_key and b.id < k.head
+                 )
+             for update of k skip locked
+      ) as k;
+    if v_topics is not null then
+        perform outbox_reseat(v_topics, v_keys);
+    end if;
+end;
+$$;
+
+comment on function outbox_give_way(bigint[]) is
+    'Internal. These events wait again after an attempt: where an event with a lower id has entered their ordering key meanwhile, it goes first. Never waits.';
+
+revoke all on function outbox_give_way(bigint[]) from public;
