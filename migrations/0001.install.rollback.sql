@@ -75,7 +75,7 @@ drop function if exists outbox_seat(text[], text[]);
 
 drop function if exists outbox_lock_keys(text[], text[]);
 
-drop function if exists outbox_lane(text, smallint, boolean);
+drop function if exists outbox_lane(text, integer, boolean);
 
 drop function if exists outbox_check_event(text, jsonb, text, text, integer, timestamptz, integer, text, text);
 

@@ -123,7 +123,7 @@ revoke all on table outbox_topics from public;
 create table if not exists outbox_lanes (
     lane integer generated always as identity,
     topic text not null,
-    priority smallint not null,
+    priority integer not null,
     suspect boolean not null default false,
     constraint outbox_lanes_pkey primary key (lane)
 );
@@ -152,7 +152,7 @@ create table if not exists outbox_events (
     dedupe_key text,
     ordering_key text,
     headers jsonb not null default '{}',
-    priority smallint not null default 0,
+    priority integer not null default 0,
     available_at timestamptz,
     max_attempts integer,
     created_at timestamptz not null default clock_timestamp(),
@@ -424,6 +424,13 @@ select
 
 comment on view outbox_defaults is
     'Internal. The policy of a topic of which nobody has said anything: the one place where the defaults stand.';
+comment on column outbox_defaults.max_attempts is 'As outbox_topics.max_attempts.';
+comment on column outbox_defaults.lease_for is 'As outbox_topics.lease_for.';
+comment on column outbox_defaults.backoff_base is 'As outbox_topics.backoff_base.';
+comment on column outbox_defaults.backoff_cap is 'As outbox_topics.backoff_cap.';
+comment on column outbox_defaults.retention is 'As outbox_topics.retention.';
+comment on column outbox_defaults.notify is 'As outbox_topics.notify.';
+comment on column outbox_defaults.on_dead is 'As outbox_topics.on_dead.';
 
 revoke all on table outbox_defaults from public;
 -- end sql/views/outbox_defaults.sql
@@ -448,6 +455,17 @@ left join outbox_topics as t on t.topic = l.topic;
 
 comment on view outbox_policies is
     'Internal. Each lane with the policy of its topic as it is now: every setting is read when it is used.';
+comment on column outbox_policies.lane is 'The lane.';
+comment on column outbox_policies.topic is 'Its topic.';
+comment on column outbox_policies.priority is 'Its priority.';
+comment on column outbox_policies.suspect is 'Whether its events have lost a lease.';
+comment on column outbox_policies.max_attempts is 'As outbox_topics.max_attempts, the default filled in.';
+comment on column outbox_policies.lease_for is 'As outbox_topics.lease_for, the default filled in.';
+comment on column outbox_policies.backoff_base is 'As outbox_topics.backoff_base, the default filled in.';
+comment on column outbox_policies.backoff_cap is 'As outbox_topics.backoff_cap, the default filled in.';
+comment on column outbox_policies.retention is 'As outbox_topics.retention, the default filled in.';
+comment on column outbox_policies.on_dead is 'As outbox_topics.on_dead, the default filled in.';
+comment on column outbox_policies.paused is 'Whether claims pass the topic over.';
 
 revoke all on table outbox_policies from public;
 -- end sql/views/outbox_policies.sql
@@ -526,23 +544,25 @@ create or replace function outbox_check_interval(
     shortest interval,
     longest interval
 )
-returns void
+returns interval
 language plpgsql
 immutable
 set search_path from current
 as $$
 begin
-    if outbox_check_interval.value not between shortest and longest then
+    -- By seconds: as intervals compare, a year has 360 days, and a month less 29 days is positive but may end in the past.
+    if extract(epoch from outbox_check_interval.value) not between extract(epoch from shortest) and extract(epoch from longest) then
         raise exception using
             errcode = 'invalid_parameter_value',
             message = format('%s is %s', argument, outbox_check_interval.value),
             hint = format('Give an interval from %s to %s.', shortest, longest);
     end if;
+    return make_interval(secs => extract(epoch from outbox_check_interval.value)::double precision);
 end;
 $$;
 
 comment on function outbox_check_interval(text, interval, interval, interval) is
-    'Internal. Raises 22023 for an interval outside the bounds; a null passes.';
+    'Internal. The same length in seconds, without months and days; null for a null. Raises 22023 for an interval outside the bounds.';
 
 revoke all on function outbox_check_interval(text, interval, interval, interval) from public;
 -- end sql/functions/outbox_check_interval.sql
@@ -684,7 +704,7 @@ revoke all on function outbox_check_event(text, jsonb, text, text, integer, time
 -- begin sql/functions/outbox_lane.sql
 create or replace function outbox_lane(
     topic text,
-    priority smallint,
+    priority integer,
     suspect boolean
 )
 returns integer
@@ -710,10 +730,10 @@ begin
 end;
 $$;
 
-comment on function outbox_lane(text, smallint, boolean) is
+comment on function outbox_lane(text, integer, boolean) is
     'Internal. The lane of a topic and priority, for suspects or others; made if there is none.';
 
-revoke all on function outbox_lane(text, smallint, boolean) from public;
+revoke all on function outbox_lane(text, integer, boolean) from public;
 -- end sql/functions/outbox_lane.sql
 
 -- begin sql/functions/outbox_lock_keys.sql
@@ -1330,7 +1350,7 @@ declare
     v_due_at timestamptz := case when outbox_requeue.available_at > v_now then outbox_requeue.available_at end;
     v_topic text;
     v_key text;
-    v_priority smallint;
+    v_priority integer;
     v_changed boolean;
 begin
     -- The key's row comes before the log's row, as in an enqueue.
@@ -1598,6 +1618,7 @@ begin
                  end as fault,
                  case
                      when jsonb_typeof(e.event) = 'object'
+                         and e.event - c_known = '{}'
                          and (not e.event ? 'payload' or coalesce(jsonb_typeof(e.event -> 'topic'), 'null') = 'null')
                          then 'null_value_not_allowed'
                      else 'invalid_parameter_value'
@@ -1664,7 +1685,7 @@ begin
                e.event ->> 'dedupe_key',
                e.event ->> 'ordering_key',
                coalesce(nullif(e.event -> 'headers', 'null'), '{}'),
-               coalesce((e.event ->> 'priority')::numeric::smallint, 0),
+               coalesce((e.event ->> 'priority')::numeric::integer, 0),
                case
                    when (e.event ->> 'available_at')::timestamptz > v_now then (e.event ->> 'available_at')::timestamptz
                end,
@@ -1729,7 +1750,7 @@ end;
 $$;
 
 comment on function outbox_enqueue_many(jsonb) is
-    'Enqueues a JSON array of 0 to 10,000 events, objects with the parameters of outbox_enqueue as keys, all or nothing in the caller''s transaction. One row per element, aligned by ordinality from 1; new ids ascend in the array''s order. Raises 22004 or 22023 with the position of the first bad element.';
+    'Enqueues a JSON array of 0 to 10,000 events, objects with the parameters of outbox_enqueue as keys, all or nothing in the caller''s transaction. One row per element, aligned by ordinality from 1; new ids ascend in the array''s order. Raises 22004 or 22023 with the position of a bad element.';
 
 revoke all on function outbox_enqueue_many(jsonb) from public;
 -- end sql/functions/outbox_enqueue_many.sql
@@ -2011,11 +2032,10 @@ declare
     v_overdue timestamptz;
     v_tidied boolean := false;
 begin
-    n := coalesce(n, 1);
     perform outbox_check_text('worker', worker, 200);
     perform outbox_check_integer('n', n, 1, 10000);
     perform outbox_check_topics(topics);
-    perform outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
+    lease_for := outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
 
     loop
         -- Suspects are delivered alone and take turns with the others of their priority: by the parity of the last
@@ -2024,7 +2044,7 @@ begin
             select w.suspect, w.lowest, w.step
               from (
                   select distinct
-                         s.priority::integer as priority,
+                         s.priority,
                          (select q.last_value % 2 from outbox_lease_seq as q)::integer as turn
                     from outbox_policies as s
                    where s.suspect
@@ -2149,7 +2169,7 @@ begin
                        outbox_claim.worker, c.last_error
                   from claimed as c
             )
-            select v_lease, e.id, e.topic, e.payload, e.headers, e.dedupe_key, e.ordering_key, e.priority::integer,
+            select v_lease, e.id, e.topic, e.payload, e.headers, e.dedupe_key, e.ordering_key, e.priority,
                    c.attempts + 1, coalesce(e.max_attempts, c.max_attempts), e.created_at, c.expires_at
               from claimed as c
               join outbox_events as e on e.id = c.id
@@ -2325,7 +2345,7 @@ declare
 begin
     perform outbox_check_lease(lease);
     perform outbox_check_ids(ids);
-    perform outbox_check_interval('retry_in', retry_in, interval '0', interval '1 year');
+    retry_in := outbox_check_interval('retry_in', retry_in, interval '0', interval '1 year');
 
     -- Locked by id, as in outbox_extend: a heartbeat from another connection cannot deadlock with this.
     v_ids := array(
@@ -2378,7 +2398,7 @@ declare
 begin
     perform outbox_check_lease(lease);
     perform outbox_check_ids(ids);
-    perform outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
+    lease_for := outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
 
     -- Locked by id, as in outbox_fail and outbox_release.
     v_ids := array(
@@ -2569,6 +2589,7 @@ begin
                   from outbox_events as e
                  where e.id = any (v_candidates)
                    and not exists (select from outbox_ready as r where r.id = e.id)
+                   and not exists (select from outbox_scheduled as s where s.id = e.id)
                    and not exists (select from outbox_dead as d where d.id = e.id)
                  order by e.id
                  limit n - v_total
@@ -2627,7 +2648,6 @@ as $$
 declare
     v_now timestamptz := clock_timestamp();
 begin
-    n := coalesce(n, 1000);
     perform outbox_check_integer('n', n, 1, 100000);
 
     select r.expired, r.dead into expired, dead from outbox_reclaim(n, v_now) as r;
@@ -2682,7 +2702,6 @@ declare
     v_topics text[];
     v_keys text[];
 begin
-    n := coalesce(n, 1000);
     if ids is null and topic is null then
         raise exception using
             errcode = 'null_value_not_allowed',
@@ -2853,10 +2872,10 @@ begin
     if max_attempts is not null then
         perform outbox_check_integer('max_attempts', max_attempts, 1, 1000);
     end if;
-    perform outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
-    perform outbox_check_interval('backoff_base', backoff_base, interval '0', interval '1 year');
-    perform outbox_check_interval('backoff_cap', backoff_cap, interval '0', interval '1 year');
-    perform outbox_check_interval('retention', retention, interval '0', interval '100 years');
+    lease_for := outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
+    backoff_base := outbox_check_interval('backoff_base', backoff_base, interval '0', interval '1 year');
+    backoff_cap := outbox_check_interval('backoff_cap', backoff_cap, interval '0', interval '1 year');
+    retention := outbox_check_interval('retention', retention, interval '0', interval '100 years');
     if on_dead not in ('skip', 'block') then
         raise exception using
             errcode = 'invalid_parameter_value',
@@ -2967,7 +2986,7 @@ select
     e.ordering_key,
     e.payload,
     e.headers,
-    e.priority::integer as priority,
+    e.priority,
     case
         when l.id is not null then 'processing'
         when b.id is not null then 'blocked'

@@ -27,11 +27,10 @@ declare
     v_overdue timestamptz;
     v_tidied boolean := false;
 begin
-    n := coalesce(n, 1);
     perform outbox_check_text('worker', worker, 200);
     perform outbox_check_integer('n', n, 1, 10000);
     perform outbox_check_topics(topics);
-    perform outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
+    lease_for := outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
 
     loop
         -- Suspects are delivered alone and take turns with the others of their priority: by the parity of the last
@@ -40,7 +39,7 @@ begin
             select w.suspect, w.lowest, w.step
               from (
                   select distinct
-                         s.priority::integer as priority,
+                         s.priority,
                          (select q.last_value % 2 from outbox_lease_seq as q)::integer as turn
                     from outbox_policies as s
                    where s.suspect
@@ -165,7 +164,7 @@ begin
                        outbox_claim.worker, c.last_error
                   from claimed as c
             )
-            select v_lease, e.id, e.topic, e.payload, e.headers, e.dedupe_key, e.ordering_key, e.priority::integer,
+            select v_lease, e.id, e.topic, e.payload, e.headers, e.dedupe_key, e.ordering_key, e.priority,
                    c.attempts + 1, coalesce(e.max_attempts, c.max_attempts), e.created_at, c.expires_at
               from claimed as c
               join outbox_events as e on e.id = c.id

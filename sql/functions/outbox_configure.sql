@@ -23,10 +23,10 @@ begin
     if max_attempts is not null then
         perform outbox_check_integer('max_attempts', max_attempts, 1, 1000);
     end if;
-    perform outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
-    perform outbox_check_interval('backoff_base', backoff_base, interval '0', interval '1 year');
-    perform outbox_check_interval('backoff_cap', backoff_cap, interval '0', interval '1 year');
-    perform outbox_check_interval('retention', retention, interval '0', interval '100 years');
+    lease_for := outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
+    backoff_base := outbox_check_interval('backoff_base', backoff_base, interval '0', interval '1 year');
+    backoff_cap := outbox_check_interval('backoff_cap', backoff_cap, interval '0', interval '1 year');
+    retention := outbox_check_interval('retention', retention, interval '0', interval '100 years');
     if on_dead not in ('skip', 'block') then
         raise exception using
             errcode = 'invalid_parameter_value',

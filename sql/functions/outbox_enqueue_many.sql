@@ -83,6 +83,7 @@ begin
                  end as fault,
                  case
                      when jsonb_typeof(e.event) = 'object'
+                         and e.event - c_known = '{}'
                          and (not e.event ? 'payload' or coalesce(jsonb_typeof(e.event -> 'topic'), 'null') = 'null')
                          then 'null_value_not_allowed'
                      else 'invalid_parameter_value'
@@ -149,7 +150,7 @@ begin
                e.event ->> 'dedupe_key',
                e.event ->> 'ordering_key',
                coalesce(nullif(e.event -> 'headers', 'null'), '{}'),
-               coalesce((e.event ->> 'priority')::numeric::smallint, 0),
+               coalesce((e.event ->> 'priority')::numeric::integer, 0),
                case
                    when (e.event ->> 'available_at')::timestamptz > v_now then (e.event ->> 'available_at')::timestamptz
                end,
@@ -214,6 +215,6 @@ end;
 $$;
 
 comment on function outbox_enqueue_many(jsonb) is
-    'Enqueues a JSON array of 0 to 10,000 events, objects with the parameters of outbox_enqueue as keys, all or nothing in the caller''s transaction. One row per element, aligned by ordinality from 1; new ids ascend in the array''s order. Raises 22004 or 22023 with the position of the first bad element.';
+    'Enqueues a JSON array of 0 to 10,000 events, objects with the parameters of outbox_enqueue as keys, all or nothing in the caller''s transaction. One row per element, aligned by ordinality from 1; new ids ascend in the array''s order. Raises 22004 or 22023 with the position of a bad element.';
 
 revoke all on function outbox_enqueue_many(jsonb) from public;

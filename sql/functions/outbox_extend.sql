@@ -20,7 +20,7 @@ declare
 begin
     perform outbox_check_lease(lease);
     perform outbox_check_ids(ids);
-    perform outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
+    lease_for := outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
 
     -- Locked by id, as in outbox_fail and outbox_release.
     v_ids := array(

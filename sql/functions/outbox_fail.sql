@@ -23,7 +23,7 @@ declare
 begin
     perform outbox_check_lease(lease);
     perform outbox_check_ids(ids);
-    perform outbox_check_interval('retry_in', retry_in, interval '0', interval '1 year');
+    retry_in := outbox_check_interval('retry_in', retry_in, interval '0', interval '1 year');
 
     -- Locked by id, as in outbox_extend: a heartbeat from another connection cannot deadlock with this.
     v_ids := array(

@@ -1,6 +1,6 @@
 create or replace function outbox_lane(
     topic text,
-    priority smallint,
+    priority integer,
     suspect boolean
 )
 returns integer
@@ -26,7 +26,7 @@ begin
 end;
 $$;
 
-comment on function outbox_lane(text, smallint, boolean) is
+comment on function outbox_lane(text, integer, boolean) is
     'Internal. The lane of a topic and priority, for suspects or others; made if there is none.';
 
-revoke all on function outbox_lane(text, smallint, boolean) from public;
+revoke all on function outbox_lane(text, integer, boolean) from public;

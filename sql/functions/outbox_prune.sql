@@ -46,6 +46,7 @@ begin
                   from outbox_events as e
                  where e.id = any (v_candidates)
                    and not exists (select from outbox_ready as r where r.id = e.id)
+                   and not exists (select from outbox_scheduled as s where s.id = e.id)
                    and not exists (select from outbox_dead as d where d.id = e.id)
                  order by e.id
                  limit n - v_total

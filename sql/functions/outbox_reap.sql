@@ -17,7 +17,6 @@ as $$
 declare
     v_now timestamptz := clock_timestamp();
 begin
-    n := coalesce(n, 1000);
     perform outbox_check_integer('n', n, 1, 100000);
 
     select r.expired, r.dead into expired, dead from outbox_reclaim(n, v_now) as r;

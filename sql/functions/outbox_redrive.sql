@@ -17,7 +17,6 @@ declare
     v_topics text[];
     v_keys text[];
 begin
-    n := coalesce(n, 1000);
     if ids is null and topic is null then
         raise exception using
             errcode = 'null_value_not_allowed',

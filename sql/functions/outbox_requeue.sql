@@ -12,7 +12,7 @@ declare
     v_due_at timestamptz := case when outbox_requeue.available_at > v_now then outbox_requeue.available_at end;
     v_topic text;
     v_key text;
-    v_priority smallint;
+    v_priority integer;
     v_changed boolean;
 begin
     -- The key's row comes before the log's row, as in an enqueue.

@@ -5,7 +5,7 @@ create table if not exists outbox_events (
     dedupe_key text,
     ordering_key text,
     headers jsonb not null default '{}',
-    priority smallint not null default 0,
+    priority integer not null default 0,
     available_at timestamptz,
     max_attempts integer,
     created_at timestamptz not null default clock_timestamp(),

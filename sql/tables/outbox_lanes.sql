@@ -3,7 +3,7 @@
 create table if not exists outbox_lanes (
     lane integer generated always as identity,
     topic text not null,
-    priority smallint not null,
+    priority integer not null,
     suspect boolean not null default false,
     constraint outbox_lanes_pkey primary key (lane)
 );

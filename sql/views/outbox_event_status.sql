@@ -6,7 +6,7 @@ select
     e.ordering_key,
     e.payload,
     e.headers,
-    e.priority::integer as priority,
+    e.priority,
     case
         when l.id is not null then 'processing'
         when b.id is not null then 'blocked'
