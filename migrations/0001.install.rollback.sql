@@ -41,7 +41,7 @@ drop function if exists outbox_reclaim(integer, timestamptz);
 
 drop function if exists outbox_end_attempts(bigint[], bigint[], text, interval, boolean, boolean);
 
-drop function if exists outbox_bury_spent(bigint[]);
+drop function if exists outbox_bury_spent(bigint[], boolean);
 
 drop function if exists outbox_settle_dead(bigint[]);
 
@@ -100,6 +100,8 @@ drop sequence if exists outbox_prune_seq;
 drop table if exists outbox_handovers;
 
 drop table if exists outbox_blocked;
+
+drop table if exists outbox_turns;
 
 drop table if exists outbox_keys;
 

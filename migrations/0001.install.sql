@@ -119,7 +119,8 @@ revoke all on table outbox_topics from public;
 
 -- begin sql/tables/outbox_lanes.sql
 -- Not unique on (topic, priority): with a unique row the first producer of a topic would make all others wait for its
--- commit, and two such producers could deadlock. Everyone uses the lowest visible lane; a surplus one drains and stays.
+-- commit, and two such producers could deadlock. Everyone uses the lowest visible lane; a surplus one,
+-- whose events are in order among themselves only, drains and stays.
 create table if not exists outbox_lanes (
     lane integer generated always as identity,
     topic text not null,
@@ -200,7 +201,7 @@ create table if not exists outbox_ready (
     constraint outbox_ready_pkey primary key (lane, xid, id),
     constraint outbox_ready_id_key unique (id),
     constraint outbox_ready_id_check check (id > 0)
-);
+) with (vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 20000);
 
 comment on table outbox_ready is
     'Internal. Events that can be claimed: a lane is read in the order (xid, id).';
@@ -228,9 +229,7 @@ create table if not exists outbox_scheduled (
     constraint outbox_scheduled_pkey primary key (lane, available_at, id),
     constraint outbox_scheduled_id_key unique (id),
     constraint outbox_scheduled_available_at_check check (isfinite(available_at))
-);
-
-create index if not exists outbox_scheduled_available_at_idx on outbox_scheduled (available_at);
+) with (vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 20000);
 
 comment on table outbox_scheduled is
     'Internal. Events that wait for their time: a first attempt in the future, or a retry.';
@@ -241,7 +240,6 @@ comment on column outbox_scheduled.attempts is 'Attempts so far.';
 comment on column outbox_scheduled.lost_leases is 'How many of the attempts ended with a lost lease.';
 comment on column outbox_scheduled.keyed is 'Whether the event has an ordering key, whose head it then is.';
 comment on column outbox_scheduled.last_error is 'What the last failed attempt said.';
-comment on index outbox_scheduled_available_at_idx is 'What is due, whatever its lane.';
 
 revoke all on table outbox_scheduled from public;
 -- end sql/tables/outbox_scheduled.sql
@@ -269,7 +267,7 @@ create table if not exists outbox_leases (
     locked_by text not null,
     last_error text,
     constraint outbox_leases_pkey primary key (lease, id)
-);
+) with (vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 20000);
 
 create index if not exists outbox_leases_expires_at_idx on outbox_leases (expires_at);
 
@@ -309,10 +307,10 @@ create index if not exists outbox_dead_standing_idx
 
 comment on table outbox_dead is 'Internal. Dead letters: not tried again until outbox_redrive; outbox_cancel removes them.';
 comment on column outbox_dead.id is 'The event.';
-comment on column outbox_dead.lane is 'The lane it was claimed from.';
+comment on column outbox_dead.lane is 'The lane it came from.';
 comment on column outbox_dead.attempts is 'Attempts made.';
 comment on column outbox_dead.lost_leases is 'How many of them ended with a lost lease.';
-comment on column outbox_dead.reason is 'failed: the attempts are spent; discarded: the worker said so; lost lease: the attempts are spent and the last was lost.';
+comment on column outbox_dead.reason is 'failed: the attempts are spent; discarded: the worker said so; lost lease: the attempts are spent, the last by a lost lease; where a limit was lowered later, one of them.';
 comment on column outbox_dead.last_error is 'What the last failed attempt said.';
 comment on column outbox_dead.dead_at is 'When it died.';
 comment on column outbox_dead.standing_topic is 'With standing_key: the ordering key that stands until this event is redriven or cancelled.';
@@ -332,14 +330,12 @@ revoke all on sequence outbox_turn_seq from public;
 -- end sql/tables/outbox_turn_seq.sql
 
 -- begin sql/tables/outbox_keys.sql
--- A row's lock is the turnstile of its key: enqueue takes it before it draws the id, so that id order is commit order,
--- and an ack takes it (or leaves a handover) to let the next event in.
+-- A row's lock is the turnstile of its key: enqueue takes it before it draws the id and keeps it until it commits, so
+-- that id order is commit order. Whose turn it is stands in outbox_turns, which a producer does not hold.
 create table if not exists outbox_keys (
     topic text not null,
     ordering_key text not null,
-    head bigint,
-    turn bigint not null default 0,
-    tail bigint not null default 0,
+    transactions bigint not null default 1,
     constraint outbox_keys_pkey primary key (topic, ordering_key)
 );
 
@@ -347,12 +343,29 @@ comment on table outbox_keys is
     'Internal. Ordering keys in use: a row is there while the key has an event that waits, is in flight or stands dead.';
 comment on column outbox_keys.topic is 'The topic.';
 comment on column outbox_keys.ordering_key is 'The key.';
-comment on column outbox_keys.head is 'The one event of the key that is in outbox_ready, outbox_scheduled or outbox_leases, or stands in outbox_dead; null only between two statements of one transaction, or until a handover is done.';
-comment on column outbox_keys.turn is 'Number of the turn of the head, new with each head: the same event can be head twice.';
-comment on column outbox_keys.tail is 'Highest id enqueued. Each keyed enqueue writes it, so that an ack with an older snapshot raises 40001 instead of overlooking the new event.';
+comment on column outbox_keys.transactions is 'How many have locked the row. Each writes it, so that an ack with an older snapshot raises 40001 instead of overlooking what was enqueued.';
 
 revoke all on table outbox_keys from public;
 -- end sql/tables/outbox_keys.sql
+
+-- begin sql/tables/outbox_turns.sql
+create table if not exists outbox_turns (
+    topic text not null,
+    ordering_key text not null,
+    head bigint,
+    turn bigint not null,
+    constraint outbox_turns_pkey primary key (topic, ordering_key)
+);
+
+comment on table outbox_turns is
+    'Internal. Whose turn it is in each ordering key. Made and removed by who holds the key''s row in outbox_keys; changed by who holds this one.';
+comment on column outbox_turns.topic is 'The topic.';
+comment on column outbox_turns.ordering_key is 'The key.';
+comment on column outbox_turns.head is 'The one event of the key that is in outbox_ready, outbox_scheduled or outbox_leases, or stands in outbox_dead. Null, or an event that has ended, where a handover waits.';
+comment on column outbox_turns.turn is 'Number of the turn, new with each head: the same event can be head twice.';
+
+revoke all on table outbox_turns from public;
+-- end sql/tables/outbox_turns.sql
 
 -- begin sql/tables/outbox_blocked.sql
 create table if not exists outbox_blocked (
@@ -365,7 +378,7 @@ create table if not exists outbox_blocked (
     available_at timestamptz,
     last_error text,
     constraint outbox_blocked_pkey primary key (topic, ordering_key, id)
-);
+) with (vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 20000);
 
 comment on table outbox_blocked is 'Internal. Events behind an earlier one with the same ordering key.';
 comment on column outbox_blocked.topic is 'The topic.';
@@ -391,12 +404,16 @@ create table if not exists outbox_handovers (
 );
 
 comment on table outbox_handovers is
-    'Internal. Ordering keys whose head ended while somebody else held the key''s row: rather than wait, the turn is left here for the next claim or reap to pass on.';
+    'Internal. Turns that ended while somebody else held a row that is needed to pass them on: rather than wait, they are left here for a claim or the reaper.';
 comment on column outbox_handovers.handover is 'Number of the handover.';
 comment on column outbox_handovers.topic is 'The topic.';
 comment on column outbox_handovers.ordering_key is 'The key.';
 comment on column outbox_handovers.turn is 'The turn that ended: while the key is still at this turn, its next event may be let in.';
 comment on column outbox_handovers.noted_at is 'When it was left.';
+
+create index if not exists outbox_handovers_noted_at_idx on outbox_handovers (noted_at);
+
+comment on index outbox_handovers_noted_at_idx is 'Whether there are handovers to be done.';
 
 revoke all on table outbox_handovers from public;
 revoke all on sequence outbox_handovers_handover_seq from public;
@@ -575,10 +592,14 @@ immutable
 set search_path from current
 as $$
 begin
-    if array_position(ids, null) is not null then
+    -- As text, whatever the dimensions.
+    if position('*' in array_to_string(ids, ',', '*')) > 0 then
         raise exception using
             errcode = 'null_value_not_allowed',
-            message = format('ids has a null at position %s', array_position(ids, null)),
+            message = case
+                when array_ndims(ids) = 1 then format('ids has a null at position %s', array_position(ids, null))
+                else 'ids has a null'
+            end,
             hint = 'Give the ids of events; leave out what is null.';
     end if;
 end;
@@ -746,41 +767,23 @@ language plpgsql
 volatile
 set search_path from current
 as $$
-declare
-    v_wanted bigint;
-    v_locked bigint;
 begin
-    -- All who lock several keys in one statement go by one order, so that such statements cannot deadlock. A key's row
-    -- can vanish between the two statements, when an ack empties the key: then it is made anew.
-    select count(*)
-      into v_wanted
-      from (select distinct w.topic, w.key from unnest(topics, keys) as w (topic, key)) as w;
-    loop
-        insert into outbox_keys (topic, ordering_key)
-        select w.topic, w.key
-          from unnest(topics, keys) as w (topic, key)
-         group by w.topic, w.key
-         order by w.topic collate "C", w.key collate "C"
-        on conflict do nothing;
-
-        select count(*)
-          into v_locked
-          from (
-              select
-                from outbox_keys as k
-               where (k.topic, k.ordering_key) in (
-                         select w.topic, w.key from unnest(topics, keys) as w (topic, key)
-                     )
-               order by k.topic collate "C", k.ordering_key collate "C"
-                 for update
-          ) as k;
-        exit when v_locked = v_wanted;
-    end loop;
+    -- All who lock several keys in one statement go by one order, so that such statements cannot deadlock with each
+    -- other. A transaction writes a row once; where the condition fails, the row is locked all the same.
+    insert into outbox_keys as k (topic, ordering_key)
+    select w.topic, w.key
+      from unnest(topics, keys) as w (topic, key)
+     where w.key is not null
+     group by w.topic, w.key
+     order by w.topic collate "C", w.key collate "C"
+    on conflict on constraint outbox_keys_pkey do update
+       set transactions = k.transactions + 1
+     where k.xmin <> pg_current_xact_id()::xid;
 end;
 $$;
 
 comment on function outbox_lock_keys(text[], text[]) is
-    'Internal. Locks the rows of these ordering keys until the transaction ends, making those that are missing; waits for others who hold one.';
+    'Internal. Locks the rows of these ordering keys in outbox_keys until the transaction ends, making those that are missing; waits for others who hold one. Null keys are passed over.';
 
 revoke all on function outbox_lock_keys(text[], text[]) from public;
 -- end sql/functions/outbox_lock_keys.sql
@@ -797,73 +800,105 @@ set search_path from current
 as $$
 declare
     v_now timestamptz := clock_timestamp();
+    v_topics text[] := topics;
+    v_keys text[] := keys;
 begin
-    -- The caller locked the keys in an earlier statement: what others had written under that lock is visible here.
-    -- A cancel deletes from outbox_blocked without the key's lock. Where it holds the next event, letting in the one
-    -- behind would break the order if the cancel rolls back: the key stays vacant and a handover is left.
-    with vacant as (
-        select k.topic,
-               k.ordering_key,
-               k.turn,
-               (select min(b.id) from outbox_blocked as b where b.topic = k.topic and b.ordering_key = k.ordering_key) as blocked_id,
-               (select min(d.id) from outbox_dead as d where d.standing_topic = k.topic and d.standing_key = k.ordering_key) as standing_id
-          from outbox_keys as k
-         where (k.topic, k.ordering_key) in (
-                   select w.topic, w.key from unnest(outbox_seat.topics, outbox_seat.keys) as w (topic, key)
-               )
-           and k.head is null
-    ), next as materialized (
-        select v.*,
-               v.standing_id is not null and v.standing_id < coalesce(v.blocked_id, v.standing_id + 1) as stands
-          from vacant as v
-    ), moved as (
-        delete from outbox_blocked as b
-         where b.ctid = any (array(
-                   select c.ctid
-                     from next as n
-                     join outbox_blocked as c on c.topic = n.topic and c.ordering_key = n.ordering_key and c.id = n.blocked_id
-                    where not n.stands
-                      for update of c skip locked
-               ))
-        returning b.*
-    ), ready as (
-        insert into outbox_ready (lane, id, attempts, lost_leases, keyed, last_error)
-        select m.lane, m.id, m.attempts, m.lost_leases, true, m.last_error
-          from moved as m
-         where m.available_at is null or m.available_at <= v_now
-         order by m.id
-    ), scheduled as (
-        insert into outbox_scheduled (available_at, lane, id, attempts, lost_leases, keyed, last_error)
-        select m.available_at, m.lane, m.id, m.attempts, m.lost_leases, true, m.last_error
-          from moved as m
-         where m.available_at > v_now
-    ), seated as (
-        update outbox_keys as k
-           set head = case when n.stands then n.standing_id else n.blocked_id end,
-               turn = nextval('outbox_turn_seq')
+    -- First whoever visibly waits is let in, though a producer may hold the key's row. A key without anybody is taken
+    -- down under the lock of that row, after a second look: it sees what the row's last holder committed. Where the row
+    -- is held, its holder may be about to commit an event: a handover is left.
+    -- A cancel deletes from outbox_blocked without a lock on the key. Where it holds the next event, to let in the one
+    -- behind would break the order if the cancel rolls back: a handover is left too.
+    for v_pass in 1 .. 2 loop
+        with vacant as materialized (
+            select w.topic,
+                   w.key,
+                   coalesce(t.turn, 0) as turn,
+                   (select min(b.id) from outbox_blocked as b where b.topic = w.topic and b.ordering_key = w.key) as blocked_id,
+                   (select min(d.id) from outbox_dead as d where d.standing_topic = w.topic and d.standing_key = w.key) as standing_id
+              from (select distinct u.topic, u.key from unnest(v_topics, v_keys) as u (topic, key)) as w
+              left join outbox_turns as t on t.topic = w.topic and t.ordering_key = w.key
+             where t.head is null
+               and w.key is not null
+        ), next as materialized (
+            select v.*, v.standing_id is not null and v.standing_id < coalesce(v.blocked_id, v.standing_id + 1) as stands
+              from vacant as v
+        ), moved as (
+            delete from outbox_blocked as b
+             where b.ctid = any (array(
+                       select c.ctid
+                         from next as n
+                         join outbox_blocked as c on c.topic = n.topic and c.ordering_key = n.key and c.id = n.blocked_id
+                        where not n.stands
+                          for update of c skip locked
+                   ))
+            returning b.*
+        ), ready as (
+            insert into outbox_ready (lane, id, attempts, lost_leases, keyed, last_error)
+            select m.lane, m.id, m.attempts, m.lost_leases, true, m.last_error
+              from moved as m
+             where m.available_at is null or m.available_at <= v_now
+        ), scheduled as (
+            insert into outbox_scheduled (available_at, lane, id, attempts, lost_leases, keyed, last_error)
+            select m.available_at, m.lane, m.id, m.attempts, m.lost_leases, true, m.last_error
+              from moved as m
+             where m.available_at > v_now
+        ), seated as (
+            insert into outbox_turns as t (topic, ordering_key, head, turn)
+            select n.topic,
+                   n.key,
+                   case when n.stands then n.standing_id else n.blocked_id end,
+                   nextval('outbox_turn_seq'::regclass)
+              from next as n
+             where n.stands
+                or n.blocked_id in (select m.id from moved as m)
+            on conflict on constraint outbox_turns_pkey do update
+               set head = excluded.head,
+                   turn = excluded.turn
+        ), held as (
+            insert into outbox_handovers (topic, ordering_key, turn)
+            select n.topic, n.key, n.turn
+              from next as n
+             where not n.stands
+               and n.blocked_id not in (select m.id from moved as m)
+        )
+        select array_agg(n.topic), array_agg(n.key)
+          into v_topics, v_keys
           from next as n
-         where k.topic = n.topic
-           and k.ordering_key = n.ordering_key
-           and (n.stands or exists (select from moved as m where m.id = n.blocked_id))
-    ), left_vacant as (
-        insert into outbox_handovers (topic, ordering_key, turn)
-        select n.topic, n.ordering_key, n.turn
-          from next as n
-         where not n.stands
-           and n.blocked_id is not null
-           and not exists (select from moved as m where m.id = n.blocked_id)
-    )
-    delete from outbox_keys as k
-     using next as n
-     where k.topic = n.topic
-       and k.ordering_key = n.ordering_key
-       and n.blocked_id is null
-       and n.standing_id is null;
+         where n.blocked_id is null
+           and n.standing_id is null;
+        exit when v_topics is null;
+
+        if v_pass = 1 then
+            with empty as materialized (
+                select u.topic, u.key from unnest(v_topics, v_keys) as u (topic, key)
+            ), locked as materialized (
+                select k.topic, k.ordering_key
+                  from empty as e
+                  join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.key
+                   for update of k skip locked
+            ), held as (
+                insert into outbox_handovers (topic, ordering_key, turn)
+                select t.topic, t.ordering_key, t.turn
+                  from empty as e
+                  join outbox_turns as t on t.topic = e.topic and t.ordering_key = e.key
+                 where (e.topic, e.key) not in (select l.topic, l.ordering_key from locked as l)
+            )
+            select array_agg(l.topic), array_agg(l.ordering_key)
+              into v_topics, v_keys
+              from locked as l;
+            exit when v_topics is null;
+        else
+            delete from outbox_turns as t
+             where (t.topic, t.ordering_key) in (select u.topic, u.key from unnest(v_topics, v_keys) as u (topic, key));
+            delete from outbox_keys as k
+             where (k.topic, k.ordering_key) in (select u.topic, u.key from unnest(v_topics, v_keys) as u (topic, key));
+        end if;
+    end loop;
 end;
 $$;
 
 comment on function outbox_seat(text[], text[]) is
-    'Internal. For each of these keys that has no head: lets its next event in, or removes the key when there is none. The caller holds the keys'' locks.';
+    'Internal. For each of these keys that has no head: lets its next event in, or removes the key when there is none. The caller holds the keys'' rows in outbox_turns, or those in outbox_keys. Never waits.';
 
 revoke all on function outbox_seat(text[], text[]) from public;
 -- end sql/functions/outbox_seat.sql
@@ -879,14 +914,18 @@ volatile
 set search_path from current
 as $$
 begin
+    perform
+       from outbox_turns as t
+      where (t.topic, t.ordering_key) in (select u.topic, u.key from unnest(outbox_reseat.topics, outbox_reseat.keys) as u (topic, key))
+      order by t.topic collate "C", t.ordering_key collate "C"
+        for update;
+
     -- A head that a claim holds (locked, or already leased) stays: the lower id comes next after the one in flight.
     with overtaken as materialized (
-        select k.topic, k.ordering_key, k.head
-          from outbox_keys as k
-         where (k.topic, k.ordering_key) in (
-                   select w.topic, w.key from unnest(outbox_reseat.topics, outbox_reseat.keys) as w (topic, key)
-               )
-           and k.head > (select min(b.id) from outbox_blocked as b where b.topic = k.topic and b.ordering_key = k.ordering_key)
+        select t.topic, t.ordering_key, t.head
+          from outbox_turns as t
+         where (t.topic, t.ordering_key) in (select u.topic, u.key from unnest(outbox_reseat.topics, outbox_reseat.keys) as u (topic, key))
+           and t.head > (select min(b.id) from outbox_blocked as b where b.topic = t.topic and b.ordering_key = t.ordering_key)
     ), from_ready as (
         delete from outbox_ready as r
          where r.ctid = any (array(
@@ -902,24 +941,22 @@ begin
     ), back as (
         insert into outbox_blocked (topic, ordering_key, lane, id, attempts, lost_leases, available_at, last_error)
         select o.topic, o.ordering_key, w.lane, w.id, w.attempts, w.lost_leases, w.available_at, w.last_error
-          from (table from_ready union all table from_scheduled) as w
-          join overtaken as o on o.head = w.id
+          from overtaken as o
+          join (table from_ready union all table from_scheduled) as w on w.id = o.head
         returning id
     )
-    update outbox_keys as k
+    update outbox_turns as t
        set head = null
-      from overtaken as o
-     where k.topic = o.topic
-       and k.ordering_key = o.ordering_key
-       and (exists (select from back as b where b.id = o.head)
-            or exists (select from outbox_dead as d where d.id = o.head));
+     where t.head in (select o.head from overtaken as o)
+       and (t.topic, t.ordering_key) in (select o.topic, o.ordering_key from overtaken as o)
+       and (t.head in (select b.id from back as b) or exists (select from outbox_dead as d where d.id = t.head));
 
     perform outbox_seat(outbox_reseat.topics, outbox_reseat.keys);
 end;
 $$;
 
 comment on function outbox_reseat(text[], text[]) is
-    'Internal. After an event with a lower id has entered one of these keys: a head that still waits gives its place back to the lowest id. The caller holds the keys'' locks.';
+    'Internal. After an event with a lower id has entered one of these keys: a head that still waits gives its place back to the lowest id. Waits for who changes a turn just now.';
 
 revoke all on function outbox_reseat(text[], text[]) from public;
 -- end sql/functions/outbox_reseat.sql
@@ -935,30 +972,29 @@ declare
     v_topics text[];
     v_keys text[];
 begin
-    -- A producer holds its key's row until it commits. Workers never wait for it: the turn is left as a handover. The
-    -- lock is taken here and the successor looked for in a later statement, which sees what was enqueued meanwhile.
+    -- Whoever waits is looked for in a later statement than the lock.
     with ended as materialized (
-        select k.topic, k.ordering_key, k.turn
+        select t.topic, t.ordering_key, t.turn
           from outbox_events as e
-          join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.head = e.id
+          join outbox_turns as t on t.topic = e.topic and t.ordering_key = e.ordering_key and t.head = e.id
          where e.id = any (outbox_unblock.ids)
     ), locked as materialized (
-        select k.topic, k.ordering_key
+        select t.topic, t.ordering_key, t.turn
           from ended as e
-          join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.turn = e.turn
-           for update of k skip locked
-    ), handed_over as (
+          join outbox_turns as t on t.topic = e.topic and t.ordering_key = e.ordering_key and t.turn = e.turn
+           for update of t skip locked
+    ), held as (
         insert into outbox_handovers (topic, ordering_key, turn)
         select e.topic, e.ordering_key, e.turn
           from ended as e
-         where not exists (select from locked as l where l.topic = e.topic and l.ordering_key = e.ordering_key)
+         where e.turn not in (select l.turn from locked as l)
     ), vacated as (
-        update outbox_keys as k
+        update outbox_turns as t
            set head = null
           from locked as l
-         where k.topic = l.topic
-           and k.ordering_key = l.ordering_key
-        returning k.topic, k.ordering_key
+         where t.topic = l.topic
+           and t.ordering_key = l.ordering_key
+        returning t.topic, t.ordering_key
     )
     select array_agg(v.topic), array_agg(v.ordering_key)
       into v_topics, v_keys
@@ -986,13 +1022,13 @@ declare
     v_topics text[];
     v_keys text[];
 begin
-    -- A key whose row somebody holds is passed over: its head goes first then, and the lower id next.
+    -- A key whose turn somebody changes just now is passed over: its head goes first then, and the lower id next.
     select array_agg(k.topic), array_agg(k.ordering_key)
       into v_topics, v_keys
       from (
           select k.topic, k.ordering_key
             from outbox_events as e
-            join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.head = e.id
+            join outbox_turns as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.head = e.id
            where e.id = any (outbox_give_way.ids)
              and exists (
                      select
@@ -1025,39 +1061,56 @@ set search_path from current
 as $$
 declare
     v_handovers bigint[];
+    v_more bigint[];
     v_topics text[];
     v_keys text[];
 begin
-    -- A handover names a turn that has ended, so whoever finds the key still at that turn may vacate it.
-    with due as materialized (
-        select h.handover, k.topic, k.ordering_key, k.turn = h.turn as vacant
+    -- Those that have somebody waiting need the turn alone, the others the key's row as well: while a producer holds
+    -- it, they would only be left anew.
+    v_handovers := array(
+        select h.handover
           from outbox_handovers as h
-          join outbox_keys as k on k.topic = h.topic and k.ordering_key = h.ordering_key
+          join outbox_turns as t on t.topic = h.topic and t.ordering_key = h.ordering_key
          where h.noted_at <= outbox_hand_over.noted_by
+           and exists (select from outbox_blocked as b where b.topic = h.topic and b.ordering_key = h.ordering_key)
          order by h.handover
          limit outbox_hand_over.n
-           for update of h, k skip locked
-    ), vacated as (
-        update outbox_keys as k
+           for update of h, t skip locked
+    );
+    v_more := array(
+        select h.handover
+          from outbox_handovers as h
+          join outbox_turns as t on t.topic = h.topic and t.ordering_key = h.ordering_key
+          join outbox_keys as k on k.topic = h.topic and k.ordering_key = h.ordering_key
+         where h.noted_at <= outbox_hand_over.noted_by
+           and h.handover <> all (v_handovers)
+         order by h.handover
+         limit outbox_hand_over.n
+           for update of h, t, k skip locked
+    );
+    -- A handover names a turn that has ended: who finds the key still at it may vacate it. A key without a row has no
+    -- event left, and another turn has been passed on already: such handovers are moot.
+    with vacated as (
+        update outbox_turns as t
            set head = null
-          from due as d
-         where k.topic = d.topic
-           and k.ordering_key = d.ordering_key
-           and d.vacant
-        returning k.topic, k.ordering_key
+          from outbox_handovers as h
+         where h.handover = any (v_handovers || v_more)
+           and t.topic = h.topic
+           and t.ordering_key = h.ordering_key
+           and t.turn = h.turn
+        returning t.topic, t.ordering_key
     )
-    select (select array_agg(d.handover) from due as d), array_agg(v.topic), array_agg(v.ordering_key)
-      into v_handovers, v_topics, v_keys
+    select array_agg(v.topic), array_agg(v.ordering_key)
+      into v_topics, v_keys
       from vacated as v;
-
-    -- A key without a row has no event left: its handovers are moot.
     delete from outbox_handovers as h
-     where h.handover = any (v_handovers)
-        or h.handover = any (array(
+     where h.handover = any (v_handovers || v_more || array(
                select m.handover
                  from outbox_handovers as m
                 where m.noted_at <= outbox_hand_over.noted_by
-                  and not exists (select from outbox_keys as k where k.topic = m.topic and k.ordering_key = m.ordering_key)
+                  and not exists (select from outbox_turns as t where t.topic = m.topic and t.ordering_key = m.ordering_key)
+                order by m.handover
+                limit outbox_hand_over.n
                   for update of m skip locked
            ));
     if v_topics is not null then
@@ -1067,7 +1120,7 @@ end;
 $$;
 
 comment on function outbox_hand_over(integer, timestamptz) is
-    'Internal. Does at most n handovers of ordering keys that were noted by then and whose row is free. Never waits.';
+    'Internal. Passes on turns that were left as handovers by then, at most n of each kind. Never waits.';
 
 revoke all on function outbox_hand_over(integer, timestamptz) from public;
 -- end sql/functions/outbox_hand_over.sql
@@ -1147,13 +1200,17 @@ begin
       into v_left, v_notify;
 
     if v_left > 0 then
-        with lanes as materialized (
-            select n.topic, n.priority, outbox_lane(n.topic, n.priority, false) as lane
-              from (select distinct n.topic, n.priority from new_events as n) as n
-        ), unrouted as materialized (
+        perform outbox_lane(n.topic, n.priority, false)
+           from (select distinct n.topic, n.priority from new_events as n) as n;
+
+        with unrouted as materialized (
             select n.id, n.available_at, l.lane
               from new_events as n
-              join lanes as l on l.topic = n.topic and l.priority = n.priority
+             cross join lateral (
+                       select min(l.lane) as lane
+                         from outbox_lanes as l
+                        where l.topic = n.topic and l.priority = n.priority and not l.suspect
+                   ) as l
              where n.ordering_key is null
                and not exists (select from outbox_ready as r where r.id = n.id)
         ), scheduled as (
@@ -1171,33 +1228,35 @@ begin
     if v_topics is not null then
         perform outbox_lock_keys(v_topics, v_keys);
 
-        -- A later statement than the lock: it sees what the key's earlier holders committed.
-        with arrived as (
-            select n.topic, n.ordering_key, min(n.id) as first_id, max(n.id) as last_id
-              from new_events as n
-             where n.ordering_key is not null
-             group by n.topic, n.ordering_key
-        ), turns as (
-            update outbox_keys as k
-               set tail = greatest(k.tail, a.last_id),
-                   head = coalesce(k.head, case
-                       when not exists (
-                           select from outbox_blocked as b where b.topic = k.topic and b.ordering_key = k.ordering_key
-                       ) then a.first_id
-                   end),
-                   turn = case when k.head is null then nextval('outbox_turn_seq') else k.turn end
-              from arrived as a
-             where k.topic = a.topic
-               and k.ordering_key = a.ordering_key
-            returning k.topic, k.ordering_key, k.head
-        ), lanes as materialized (
-            select n.topic, n.priority, outbox_lane(n.topic, n.priority, false) as lane
-              from (select distinct n.topic, n.priority from new_events as n where n.ordering_key is not null) as n
-        ), placed as materialized (
+        -- Later statements than the lock: they see what the key's earlier holders committed. A key without a turn has
+        -- nobody waiting.
+        insert into outbox_turns (topic, ordering_key, head, turn)
+        select a.topic, a.ordering_key, a.first_id, nextval('outbox_turn_seq'::regclass)
+          from (
+              select n.topic, n.ordering_key, min(n.id) as first_id
+                from new_events as n
+               where n.ordering_key is not null
+               group by n.topic, n.ordering_key
+          ) as a
+         where not exists (
+                   select from outbox_turns as t where t.topic = a.topic and t.ordering_key = a.ordering_key
+               );
+
+        with placed as materialized (
             select n.id, n.topic, n.ordering_key, n.available_at, t.head, l.lane
               from new_events as n
-              join turns as t on t.topic = n.topic and t.ordering_key = n.ordering_key
-              join lanes as l on l.topic = n.topic and l.priority = n.priority
+             cross join lateral (
+                       select t.head
+                         from outbox_turns as t
+                        where t.topic = n.topic and t.ordering_key = n.ordering_key
+                        limit 1
+                   ) as t
+             cross join lateral (
+                       select min(l.lane) as lane
+                         from outbox_lanes as l
+                        where l.topic = n.topic and l.priority = n.priority and not l.suspect
+                   ) as l
+             where n.ordering_key is not null
         ), ready as (
             insert into outbox_ready (lane, id, keyed)
             select p.lane, p.id, true
@@ -1255,8 +1314,7 @@ volatile
 set search_path from current
 as $$
 declare
-    v_now timestamptz := clock_timestamp();
-    v_due_at timestamptz := case when outbox_replace.available_at > v_now then outbox_replace.available_at end;
+    v_due_at timestamptz := case when outbox_replace.available_at > clock_timestamp() then outbox_replace.available_at end;
     v_found boolean;
 begin
     perform from outbox_events as e where e.id = outbox_replace.id for update;
@@ -1264,59 +1322,73 @@ begin
         return null;
     end if;
 
-    -- A ready row stays as it is and keeps its place; it is locked, so that no claim delivers the old payload before
-    -- this commits. A row that a claim has locked counts as in flight.
-    if v_due_at is null then
-        perform from outbox_ready as r where r.id = outbox_replace.id for update skip locked;
-        v_found := found;
-    else
-        with waiting as (
+    -- A row that somebody holds may only be on its way from one place to the other: it is looked for again, for up to a
+    -- second. A claim that stays open for longer counts as in flight.
+    for v_look in 1 .. 100 loop
+        -- A ready row that stays ready keeps its place; it is locked, so that no claim delivers the old payload before
+        -- this commits.
+        with kept as (
+            select r.id
+              from outbox_ready as r
+             where r.id = outbox_replace.id
+               and v_due_at is null
+               for update skip locked
+        ), from_ready as (
             delete from outbox_ready as r
              where r.ctid = any (array(
-                       select c.ctid from outbox_ready as c where c.id = outbox_replace.id for update skip locked
+                       select c.ctid
+                         from outbox_ready as c
+                        where c.id = outbox_replace.id
+                          and v_due_at is not null
+                          for update skip locked
                    ))
-            returning r.*
-        )
-        insert into outbox_scheduled (available_at, lane, id, attempts, lost_leases, keyed, last_error)
-        select v_due_at, w.lane, w.id, w.attempts, w.lost_leases, w.keyed, w.last_error from waiting as w;
-        v_found := found;
-    end if;
-
-    if not v_found then
-        with waiting as (
+            returning r.lane, r.id, r.attempts, r.lost_leases, r.keyed, r.last_error
+        ), from_scheduled as (
             delete from outbox_scheduled as s
              where s.ctid = any (array(
                        select c.ctid from outbox_scheduled as c where c.id = outbox_replace.id for update skip locked
                    ))
-            returning s.*
+            returning s.lane, s.id, s.attempts, s.lost_leases, s.keyed, s.last_error
+        ), from_blocked as (
+            delete from outbox_blocked as b
+             where b.ctid = any (array(
+                       select c.ctid
+                         from outbox_events as e
+                         join outbox_blocked as c on c.topic = e.topic and c.ordering_key = e.ordering_key and c.id = e.id
+                        where e.id = outbox_replace.id
+                          for update of c skip locked
+                   ))
+            returning b.*
+        ), moved as materialized (
+            table from_ready union all table from_scheduled
         ), scheduled as (
             insert into outbox_scheduled (available_at, lane, id, attempts, lost_leases, keyed, last_error)
-            select v_due_at, w.lane, w.id, w.attempts, w.lost_leases, w.keyed, w.last_error
-              from waiting as w
+            select v_due_at, m.lane, m.id, m.attempts, m.lost_leases, m.keyed, m.last_error
+              from moved as m
              where v_due_at is not null
         ), ready as (
             insert into outbox_ready (lane, id, attempts, lost_leases, keyed, last_error)
-            select w.lane, w.id, w.attempts, w.lost_leases, w.keyed, w.last_error
-              from waiting as w
+            select m.lane, m.id, m.attempts, m.lost_leases, m.keyed, m.last_error
+              from moved as m
              where v_due_at is null
+        ), blocked as (
+            insert into outbox_blocked (topic, ordering_key, id, lane, attempts, lost_leases, available_at, last_error)
+            select b.topic, b.ordering_key, b.id, b.lane, b.attempts, b.lost_leases, v_due_at, b.last_error
+              from from_blocked as b
         )
-        select exists (select from waiting) into v_found;
-    end if;
-
-    if not v_found then
-        with waiting as (
-            select b.ctid
-              from outbox_events as e
-              join outbox_blocked as b on b.topic = e.topic and b.ordering_key = e.ordering_key and b.id = e.id
-             where e.id = outbox_replace.id
-               for update of b skip locked
-        )
-        update outbox_blocked as b
-           set available_at = v_due_at
-          from waiting as w
-         where b.ctid = w.ctid;
-        v_found := found;
-    end if;
+        select exists (select from kept) or exists (select from moved) or exists (select from from_blocked)
+          into v_found;
+        exit when v_found or current_setting('transaction_isolation') <> 'read committed';
+        exit when not exists (select from outbox_ready as r where r.id = outbox_replace.id)
+            and not exists (select from outbox_scheduled as s where s.id = outbox_replace.id)
+            and not exists (
+                    select
+                      from outbox_events as e
+                      join outbox_blocked as b on b.topic = e.topic and b.ordering_key = e.ordering_key and b.id = e.id
+                     where e.id = outbox_replace.id
+                );
+        perform pg_sleep(0.01);
+    end loop;
 
     if v_found then
         update outbox_events as e
@@ -1346,8 +1418,7 @@ volatile
 set search_path from current
 as $$
 declare
-    v_now timestamptz := clock_timestamp();
-    v_due_at timestamptz := case when outbox_requeue.available_at > v_now then outbox_requeue.available_at end;
+    v_due_at timestamptz := case when outbox_requeue.available_at > clock_timestamp() then outbox_requeue.available_at end;
     v_topic text;
     v_key text;
     v_priority integer;
@@ -1358,51 +1429,60 @@ begin
       into v_topic, v_key, v_priority
       from outbox_events as e
      where e.id = outbox_requeue.id;
-    if v_key is not null then
-        perform outbox_lock_keys(array[v_topic], array[v_key]);
-    end if;
+    perform outbox_lock_keys(array[v_topic], array[v_key]);
 
     -- 'Done' is an absence, and the prune acts on it too: both lock the log's row and look in a later statement.
     perform from outbox_events as e where e.id = outbox_requeue.id for update;
     if not found then
-        perform outbox_seat(array[v_topic], array[v_key]);
+        perform outbox_reseat(array[v_topic], array[v_key]);
         return null;
     end if;
 
-    with waiting as (
-        delete from outbox_scheduled as s
-         where s.ctid = any (array(
-                   select c.ctid
-                     from outbox_scheduled as c
-                    where c.id = outbox_requeue.id and c.attempts > 0
-                      for update skip locked
-               ))
-        returning s.lane, s.id, s.attempts, s.lost_leases, s.keyed, s.last_error
-    ), overdue as (
-        delete from outbox_ready as r
-         where v_due_at is not null
-           and r.ctid = any (array(
-                   select c.ctid
-                     from outbox_ready as c
-                    where c.id = outbox_requeue.id and c.attempts > 0
-                      for update skip locked
-               ))
-        returning r.lane, r.id, r.attempts, r.lost_leases, r.keyed, r.last_error
-    ), scheduled as (
-        insert into outbox_scheduled (available_at, lane, id, attempts, lost_leases, keyed, last_error)
-        select v_due_at, w.lane, w.id, w.attempts, w.lost_leases, w.keyed, w.last_error
-          from (table waiting union all table overdue) as w
-         where v_due_at is not null
-    ), ready as (
-        insert into outbox_ready (lane, id, attempts, lost_leases, keyed, last_error)
-        select w.lane, w.id, w.attempts, w.lost_leases, w.keyed, w.last_error
-          from waiting as w
-         where v_due_at is null
-    )
-    select exists (select from waiting)
-        or exists (select from overdue)
-        or v_due_at is null and exists (select from outbox_ready as r where r.id = outbox_requeue.id and r.attempts > 0)
-      into v_changed;
+    -- A row that somebody holds is looked for again, as in outbox_replace.
+    for v_look in 1 .. 100 loop
+        with from_scheduled as (
+            delete from outbox_scheduled as s
+             where s.ctid = any (array(
+                       select c.ctid
+                         from outbox_scheduled as c
+                        where c.id = outbox_requeue.id
+                          and c.attempts > 0
+                          for update skip locked
+                   ))
+            returning s.lane, s.id, s.attempts, s.lost_leases, s.keyed, s.last_error
+        ), from_ready as (
+            delete from outbox_ready as r
+             where r.ctid = any (array(
+                       select c.ctid
+                         from outbox_ready as c
+                        where c.id = outbox_requeue.id
+                          and c.attempts > 0
+                          and v_due_at is not null
+                          for update skip locked
+                   ))
+            returning r.lane, r.id, r.attempts, r.lost_leases, r.keyed, r.last_error
+        ), moved as materialized (
+            table from_scheduled union all table from_ready
+        ), scheduled as (
+            insert into outbox_scheduled (available_at, lane, id, attempts, lost_leases, keyed, last_error)
+            select v_due_at, m.lane, m.id, m.attempts, m.lost_leases, m.keyed, m.last_error
+              from moved as m
+             where v_due_at is not null
+        ), ready as (
+            insert into outbox_ready (lane, id, attempts, lost_leases, keyed, last_error)
+            select m.lane, m.id, m.attempts, m.lost_leases, m.keyed, m.last_error
+              from moved as m
+             where v_due_at is null
+        )
+        select exists (select from moved)
+            or v_due_at is null
+               and exists (select from outbox_ready as r where r.id = outbox_requeue.id and r.attempts > 0)
+          into v_changed;
+        exit when v_changed or current_setting('transaction_isolation') <> 'read committed';
+        exit when not exists (select from outbox_ready as r where r.id = outbox_requeue.id and r.attempts > 0)
+            and not exists (select from outbox_scheduled as s where s.id = outbox_requeue.id and s.attempts > 0);
+        perform pg_sleep(0.01);
+    end loop;
 
     if not v_changed
         and not exists (select from outbox_ready as r where r.id = outbox_requeue.id)
@@ -1468,6 +1548,8 @@ set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
 as $$
+declare
+    v_first_key text;
 begin
     priority := coalesce(priority, 0);
     headers := coalesce(headers, '{}');
@@ -1478,9 +1560,16 @@ begin
     end if;
 
     loop
-        -- Before the id is drawn: within the key, id order is then commit order.
-        if ordering_key is not null then
-            perform outbox_lock_keys(array[topic], array[ordering_key]);
+        -- Before the id is drawn: within the key, id order is then commit order. A requeue needs the key of the first
+        -- event too, and takes both in one order.
+        if ordering_key is not null or on_duplicate = 'requeue' then
+            select e.ordering_key
+              into v_first_key
+              from outbox_events as e
+             where e.topic = outbox_enqueue.topic
+               and e.dedupe_key = outbox_enqueue.dedupe_key
+               and outbox_enqueue.on_duplicate = 'requeue';
+            perform outbox_lock_keys(array[topic, topic], array[ordering_key, v_first_key]);
         end if;
         insert into outbox_events as e (topic, payload, dedupe_key, ordering_key, headers, priority, available_at, max_attempts)
         values (
@@ -1504,7 +1593,7 @@ begin
 
         -- A duplicate, unless the first event was removed between the two statements: then this one is the first.
         if ordering_key is not null then
-            perform outbox_seat(array[topic], array[ordering_key]);
+            perform outbox_reseat(array[topic], array[ordering_key]);
         end if;
         select e.id,
                case outbox_enqueue.on_duplicate
@@ -1522,6 +1611,12 @@ begin
             return;
         end if;
         id := null;
+        if (select q.last_value from outbox_events_id_seq as q) < (select max(e.id) from outbox_events as e) then
+            raise exception using
+                errcode = 'unique_violation',
+                message = format('outbox_events_id_seq is behind the events'' ids, at %s', (select q.last_value from outbox_events_id_seq as q)),
+                hint = 'Run: select setval(''outbox_events_id_seq'', max(id)) from outbox_events';
+        end if;
     end loop;
 end;
 $$;
@@ -1665,16 +1760,29 @@ begin
             )
        from jsonb_array_elements(events) with ordinality as e (event, place);
 
-    -- Ordering keys are locked before the ids are drawn, and dedupe keys inserted in one order: statements that enqueue
-    -- several keys cannot deadlock with each other.
-    select array_agg(e.event ->> 'topic'), array_agg(e.event ->> 'ordering_key')
+    -- Ordering keys are locked before the ids are drawn (those of first events that a requeue may need as well), and
+    -- dedupe keys inserted in one order: statements that enqueue several keys cannot deadlock with each other.
+    select array_agg(k.topic), array_agg(k.key)
       into v_topics, v_keys
-      from jsonb_array_elements(events) as e (event)
-     where e.event ->> 'ordering_key' is not null;
+      from (
+          select e.event ->> 'topic', d.ordering_key
+            from jsonb_array_elements(events) as e (event)
+            left join lateral (
+                     select q.ordering_key
+                       from outbox_events as q
+                      where q.topic = e.event ->> 'topic'
+                        and q.dedupe_key = e.event ->> 'dedupe_key'
+                        and e.event ->> 'on_duplicate' = 'requeue'
+                 ) as d on true
+          union
+          select e.event ->> 'topic', e.event ->> 'ordering_key'
+            from jsonb_array_elements(events) as e (event)
+      ) as k (topic, key)
+     where k.key is not null;
     if v_keys is not null then
         perform outbox_lock_keys(v_topics, v_keys);
     end if;
-    v_ids := array(select nextval('outbox_events_id_seq') from generate_series(1, v_count));
+    v_ids := array(select nextval('outbox_events_id_seq'::regclass) from generate_series(1, v_count));
     with made as (
         insert into outbox_events as e
                (id, topic, payload, dedupe_key, ordering_key, headers, priority, available_at, max_attempts)
@@ -1692,7 +1800,7 @@ begin
                (e.event ->> 'max_attempts')::numeric::integer
           from jsonb_array_elements(events) with ordinality as e (event, place)
          order by e.event ->> 'topic' collate "C", e.event ->> 'dedupe_key' collate "C", e.place
-        on conflict do nothing
+        on conflict (topic, dedupe_key) where dedupe_key is not null do nothing
         returning e.id
     )
     select array_agg(m.id) into v_created from made as m;
@@ -1704,10 +1812,10 @@ begin
         return;
     end if;
 
-    -- Duplicates, of earlier events or within the array: those to be ignored in one statement, the others, and those
-    -- whose first event was removed meanwhile, one by one in the array's order.
+    -- Duplicates, of earlier events or within the array: those to be ignored in one statement; the others, and those
+    -- whose first event was removed meanwhile, one by one, in one order of the keys and then in the array's.
     if v_keys is not null then
-        perform outbox_seat(v_topics, v_keys);
+        perform outbox_reseat(v_topics, v_keys);
     end if;
     select array_agg(coalesce(c.id, d.id) order by i.place),
            array_agg(c.id is not null order by i.place)
@@ -1723,7 +1831,7 @@ begin
         select e.place, e.event
           from jsonb_array_elements(events) with ordinality as e (event, place)
          where v_answers[e.place] is null
-         order by e.place
+         order by e.event ->> 'topic' collate "C", e.event ->> 'dedupe_key' collate "C", e.place
     loop
         select d.id, d.created, d.changed
           into v_answer
@@ -1821,7 +1929,10 @@ revoke all on function outbox_settle_dead(bigint[]) from public;
 -- end sql/functions/outbox_settle_dead.sql
 
 -- begin sql/functions/outbox_bury_spent.sql
-create or replace function outbox_bury_spent(ids bigint[])
+create or replace function outbox_bury_spent(
+    ids bigint[],
+    widely boolean
+)
 returns void
 language plpgsql
 volatile
@@ -1830,25 +1941,53 @@ as $$
 declare
     v_buried bigint[];
 begin
-    with ready as (
+    with lanes as materialized (
+        select r.lane from outbox_ready as r where outbox_bury_spent.widely and r.id = any (outbox_bury_spent.ids)
+        union
+        select s.lane from outbox_scheduled as s where outbox_bury_spent.widely and s.id = any (outbox_bury_spent.ids)
+    ), candidates as materialized (
+        select w.id from unnest(outbox_bury_spent.ids) as w (id)
+        union
+        select q.id
+          from lanes as l
+         cross join lateral (
+                   select r.id from outbox_ready as r where r.lane = l.lane order by r.xid, r.id limit 1000
+               ) as q
+        union
+        select q.id
+          from lanes as l
+         cross join lateral (
+                   select s.id from outbox_scheduled as s where s.lane = l.lane order by s.available_at, s.id limit 1000
+               ) as q
+    ), spent as materialized (
+        select e.id
+          from candidates as c
+         cross join lateral (
+                   select q.id, q.topic, q.max_attempts from outbox_events as q where q.id = c.id limit 1
+               ) as e
+         cross join outbox_defaults as d
+          left join outbox_topics as t on t.topic = e.topic
+         cross join lateral (
+                   select r.attempts from outbox_ready as r where r.id = c.id
+                   union all
+                   select s.attempts from outbox_scheduled as s where s.id = c.id
+               ) as w
+         where w.attempts >= coalesce(e.max_attempts, t.max_attempts, d.max_attempts)
+    ), ready as (
         delete from outbox_ready as r
-         using outbox_events as e, outbox_policies as p
-         where r.id = any (outbox_bury_spent.ids)
-           and e.id = r.id
-           and p.lane = r.lane
-           and r.attempts >= coalesce(e.max_attempts, p.max_attempts)
-        returning r.id, r.lane, r.attempts, r.lost_leases, r.last_error, p.suspect
+         where r.ctid = any (array(
+                   select c.ctid from spent as s join outbox_ready as c on c.id = s.id for update of c skip locked
+               ))
+        returning r.id, r.lane, r.attempts, r.lost_leases, r.last_error
     ), scheduled as (
         delete from outbox_scheduled as s
-         using outbox_events as e, outbox_policies as p
-         where s.id = any (outbox_bury_spent.ids)
-           and e.id = s.id
-           and p.lane = s.lane
-           and s.attempts >= coalesce(e.max_attempts, p.max_attempts)
-        returning s.id, s.lane, s.attempts, s.lost_leases, s.last_error, p.suspect
+         where s.ctid = any (array(
+                   select c.ctid from spent as s join outbox_scheduled as c on c.id = s.id for update of c skip locked
+               ))
+        returning s.id, s.lane, s.attempts, s.lost_leases, s.last_error
     ), buried as (
         insert into outbox_dead as d (id, lane, attempts, lost_leases, reason, last_error, dead_at)
-        select w.id, w.lane, w.attempts, w.lost_leases, case when w.suspect then 'lost lease' else 'failed' end,
+        select w.id, w.lane, w.attempts, w.lost_leases, case when w.lost_leases > 0 then 'lost lease' else 'failed' end,
                w.last_error, clock_timestamp()
           from (table ready union all table scheduled) as w
         returning d.id
@@ -1858,10 +1997,10 @@ begin
 end;
 $$;
 
-comment on function outbox_bury_spent(bigint[]) is
-    'Internal. Of these waiting events, which the caller has locked, makes those dead whose attempts reach the limit as it is now.';
+comment on function outbox_bury_spent(bigint[], boolean) is
+    'Internal. Of these waiting events makes those dead whose attempts reach the limit as it is now; widely: and of the first thousand in each of their lanes. Never waits.';
 
-revoke all on function outbox_bury_spent(bigint[]) from public;
+revoke all on function outbox_bury_spent(bigint[], boolean) from public;
 -- end sql/functions/outbox_bury_spent.sql
 
 -- begin sql/functions/outbox_end_attempts.sql
@@ -1885,22 +2024,30 @@ as $$
 declare
     v_now timestamptz := clock_timestamp();
     v_keyed bigint[] := array(
-        select l.id
-          from unnest(outbox_end_attempts.leases, outbox_end_attempts.ids) as w (lease, id)
-          join outbox_leases as l on l.lease = w.lease and l.id = w.id
-         where l.keyed
+        select e.id
+          from outbox_events as e
+         where e.id = any (outbox_end_attempts.ids)
+           and e.ordering_key is not null
     );
 begin
     return query
     with ended as (
         delete from outbox_leases as l
-         using unnest(outbox_end_attempts.leases, outbox_end_attempts.ids) as w (lease, id)
-         where l.lease = w.lease
-           and l.id = w.id
+         where l.ctid = any (array(
+                   select c.ctid
+                     from unnest(outbox_end_attempts.leases, outbox_end_attempts.ids) as w (lease, id)
+                    cross join lateral (
+                              select q.ctid from outbox_leases as q where q.lease = w.lease and q.id = w.id limit 1
+                          ) as c
+               ))
         returning l.*
     ), judged as materialized (
         select x.id,
-               case when outbox_end_attempts.lost then outbox_lane(p.topic, p.priority, true) else x.lane end as lane,
+               case
+                   when outbox_end_attempts.lost and x.attempts < coalesce(e.max_attempts, p.max_attempts)
+                       then outbox_lane(p.topic, p.priority, true)
+                   else x.lane
+               end as lane,
                x.attempts,
                x.lost_leases + outbox_end_attempts.lost::integer as lost_leases,
                x.keyed,
@@ -1915,8 +2062,8 @@ begin
                    outbox_backoff(x.attempts, p.backoff_base, p.backoff_cap)
                ) as due_at
           from ended as x
-          join outbox_events as e on e.id = x.id
-          join outbox_policies as p on p.lane = x.lane
+         cross join lateral (select q.max_attempts from outbox_events as q where q.id = x.id limit 1) as e
+         cross join lateral (select q.* from outbox_policies as q where q.lane = x.lane limit 1) as p
     ), buried as (
         insert into outbox_dead (id, lane, attempts, lost_leases, reason, last_error, dead_at)
         select j.id, j.lane, j.attempts, j.lost_leases,
@@ -1956,7 +2103,7 @@ end;
 $$;
 
 comment on function outbox_end_attempts(bigint[], bigint[], text, interval, boolean, boolean) is
-    'Internal. Ends the attempts of these (lease, id) pairs as failed, or as lost: each event waits for its retry or is dead.';
+    'Internal. Ends the attempts of these (lease, id) pairs, whose rows the caller has locked, as failed or as lost: each event waits for its retry or is dead.';
 
 revoke all on function outbox_end_attempts(bigint[], bigint[], text, interval, boolean, boolean) from public;
 -- end sql/functions/outbox_end_attempts.sql
@@ -2027,9 +2174,12 @@ declare
     v_late tid[];
     v_ids bigint[];
     v_retried boolean;
+    v_spent boolean := false;
     v_lease bigint;
     v_delivered bigint;
-    v_overdue timestamptz;
+    v_suspects_turn boolean := coalesce(nullif(current_setting('outbox.suspects_turn', true), '') = 'true', random() < 0.5);
+    v_expired_by timestamptz;
+    v_noted_by timestamptz;
     v_tidied boolean := false;
 begin
     perform outbox_check_text('worker', worker, 200);
@@ -2038,14 +2188,12 @@ begin
     lease_for := outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
 
     loop
-        -- Suspects are delivered alone and take turns with the others of their priority: by the parity of the last
-        -- lease number, so that claims alternate without writing anything.
+        -- Suspects are delivered alone and take turns with the others of their priority. The turn is the session's: one
+        -- that is shared could give all of them to one of two workers with different topics.
         for v_walk in
             select w.suspect, w.lowest, w.step
               from (
-                  select distinct
-                         s.priority,
-                         (select q.last_value % 2 from outbox_lease_seq as q)::integer as turn
+                  select distinct s.priority
                     from outbox_policies as s
                    where s.suspect
                      and not s.paused
@@ -2056,7 +2204,7 @@ begin
                      )
               ) as s
              cross join lateral (
-                       values (false, s.priority + s.turn, s.priority * 2 + 1), (true, s.priority, s.priority * 2)
+                       values (false, s.priority + v_suspects_turn::integer, s.priority * 2 + 1), (true, s.priority, s.priority * 2)
                    ) as w (suspect, lowest, step)
             union all
             select false, -10, null
@@ -2075,10 +2223,7 @@ begin
               from (
                   select c.*
                     from (
-                        select l.lane,
-                               exists (
-                                   select from outbox_scheduled as s where s.lane = l.lane and s.available_at <= v_now
-                               ) as due
+                        select l.lane
                           from outbox_policies as l
                          where l.suspect = v_walk.suspect
                            and l.priority >= v_walk.lowest
@@ -2088,7 +2233,12 @@ begin
                     ) as l
                    cross join lateral (
                              select case
-                                        when l.due then least(v_now, (
+                                        when exists (
+                                            select
+                                              from outbox_scheduled as s
+                                             where s.lane = l.lane
+                                               and s.available_at <= v_now
+                                        ) then least(v_now, (
                                             select e.created_at
                                               from outbox_ready as r
                                               join outbox_events as e on e.id = r.id
@@ -2139,12 +2289,18 @@ begin
 
         v_delivered := 0;
         if v_ids is not null then
-            -- The limit of a topic may have been lowered since an event's last attempt.
+            -- The limit of a topic may have been lowered since an event's last attempt. When all that was found had to
+            -- be buried, more is at once: one by one, the claim would walk over the buried again and again.
             if v_retried then
-                perform outbox_bury_spent(v_ids);
+                perform outbox_bury_spent(v_ids, v_spent);
+                v_spent := true;
             end if;
-            -- A later statement than the locks: it delivers the payload as the last replace left it.
-            v_lease := nextval('outbox_lease_seq') << 20 | floor(random() * 1048576)::bigint;
+            -- A later statement than the locks: it delivers the payload as the last replace left it. With an older
+            -- snapshot it could not, and raises 40001.
+            if current_setting('transaction_isolation') <> 'read committed' then
+                perform from outbox_events as e where e.id = any (v_ids) for share;
+            end if;
+            v_lease := nextval('outbox_lease_seq'::regclass) << 20 | floor(random() * 1048576)::bigint;
             return query
             with early as (
                 delete from outbox_scheduled as s
@@ -2161,7 +2317,7 @@ begin
             ), claimed as materialized (
                 select w.*, p.max_attempts, v_now + coalesce(outbox_claim.lease_for, p.lease_for) as expires_at
                   from (table early union all table ready union all table late) as w
-                  join outbox_policies as p on p.lane = w.lane
+                 cross join lateral (select q.* from outbox_policies as q where q.lane = w.lane limit 1) as p
             ), leased as (
                 insert into outbox_leases
                        (lease, id, locked_at, expires_at, lane, attempts, lost_leases, keyed, locked_by, last_error)
@@ -2175,18 +2331,22 @@ begin
               join outbox_events as e on e.id = c.id
              order by e.priority desc, c.lane, c.stage, c.available_at, c.xid, c.id;
             get diagnostics v_delivered = row_count;
+            if v_walk.step is not null then
+                perform set_config('outbox.suspects_turn', (not v_walk.suspect)::text, false);
+            end if;
         end if;
 
         -- Where nobody reaps, claims do a bounded share of it: one that found nothing at once, any other when it is
-        -- five seconds late, since what it touches stays out of others' reach until its transaction ends.
-        v_overdue := case when v_delivered = 0 then v_now else v_now - interval '5 seconds' end;
+        -- late, since what it touches stays out of others' reach until its transaction ends.
+        v_expired_by := v_now - case when v_delivered = 0 then interval '0' else interval '5 seconds' end;
+        v_noted_by := v_now - case when v_delivered = 0 then interval '0' else interval '0.1 seconds' end;
         if not v_tidied and (
-            exists (select from outbox_leases as l where l.expires_at <= v_overdue)
-            or exists (select from outbox_handovers as h where h.noted_at <= v_overdue)
+            exists (select from outbox_leases as l where l.expires_at <= v_expired_by)
+            or exists (select from outbox_handovers as h where h.noted_at <= v_noted_by)
         ) then
             v_tidied := true;
-            perform outbox_hand_over(greatest(n, 100), v_overdue);
-            perform outbox_reclaim(greatest(n, 100), v_overdue);
+            perform outbox_hand_over(greatest(n, 100), v_noted_by);
+            perform outbox_reclaim(greatest(n, 100), v_expired_by);
             continue when v_delivered = 0;
         end if;
         exit when v_delivered > 0 or v_ids is null;
@@ -2244,12 +2404,14 @@ set search_path from current
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_ids bigint[];
     v_keyed bigint[];
 begin
     perform outbox_check_lease(lease);
+    -- By an index scan, so in the order of the ids, as outbox_extend and the others lock them.
     with acked as (
         delete from outbox_leases as l
          where l.lease = outbox_ack.lease
@@ -2284,6 +2446,7 @@ set search_path from current
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_ids bigint[];
@@ -2297,6 +2460,7 @@ begin
             hint = 'array_agg over no rows is null: call outbox_ack(lease) for the whole lease, or give ''{}'' for none.';
     end if;
     perform outbox_check_ids(ids);
+    -- By an index scan, so in the order of the ids, as outbox_extend and the others lock them.
     with acked as (
         delete from outbox_leases as l
          where l.lease = outbox_ack.lease
@@ -2347,7 +2511,7 @@ begin
     perform outbox_check_ids(ids);
     retry_in := outbox_check_interval('retry_in', retry_in, interval '0', interval '1 year');
 
-    -- Locked by id, as in outbox_extend: a heartbeat from another connection cannot deadlock with this.
+    -- Locked by id, as in outbox_ack: a heartbeat from another connection cannot deadlock with what ends its events.
     v_ids := array(
         select l.id
           from outbox_leases as l
@@ -2400,7 +2564,7 @@ begin
     perform outbox_check_ids(ids);
     lease_for := outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
 
-    -- Locked by id, as in outbox_fail and outbox_release.
+    -- Locked by id, as in outbox_ack: a heartbeat from another connection cannot deadlock with what ends its events.
     v_ids := array(
         select l.id
           from outbox_leases as l
@@ -2447,7 +2611,7 @@ begin
     perform outbox_check_lease(lease);
     perform outbox_check_ids(ids);
 
-    -- Locked by id, as in outbox_extend.
+    -- Locked by id, as in outbox_ack: a heartbeat from another connection cannot deadlock with what ends its events.
     v_ids := array(
         select l.id
           from outbox_leases as l
@@ -2465,7 +2629,6 @@ begin
         insert into outbox_ready as r (lane, id, attempts, lost_leases, keyed, last_error)
         select x.lane, x.id, x.attempts - 1, x.lost_leases, x.keyed, x.last_error
           from released as x
-         order by x.id
         returning r.id, r.keyed
     )
     select array_agg(r.id), array_agg(r.id) filter (where r.keyed)
@@ -2513,6 +2676,16 @@ begin
     ) then
         return v_now;
     end if;
+    -- A turn that waits to be passed on, to an event that can be seen.
+    if exists (
+        select
+          from outbox_handovers as h
+          join outbox_blocked as b on b.topic = h.topic and b.ordering_key = h.ordering_key
+         where b.available_at is null
+           and (b.lane in (select unnest(v_lanes))) is true
+    ) then
+        return v_now;
+    end if;
     select least(
                (select min(s.available_at)
                   from unnest(v_lanes) as l (lane)
@@ -2525,7 +2698,7 @@ begin
                        ) as s),
                (select l.expires_at
                   from outbox_leases as l
-                 where l.lane = any (v_lanes)
+                 where (l.lane in (select unnest(v_lanes))) is true
                  order by l.expires_at
                  limit 1)
            )
@@ -2591,6 +2764,11 @@ begin
                    and not exists (select from outbox_ready as r where r.id = e.id)
                    and not exists (select from outbox_scheduled as s where s.id = e.id)
                    and not exists (select from outbox_dead as d where d.id = e.id)
+                   and not exists (
+                           select from outbox_blocked as b
+                            where b.topic = e.topic and b.ordering_key = e.ordering_key and b.id = e.id
+                       )
+                   and e.id not in (select l.id from outbox_leases as l)
                  order by e.id
                  limit n - v_total
                    for update skip locked
@@ -2600,12 +2778,12 @@ begin
              where e.id = any (v_ids)
                and not exists (select from outbox_ready as r where r.id = e.id)
                and not exists (select from outbox_scheduled as s where s.id = e.id)
-               and not exists (select from outbox_leases as l where l.id = e.id)
                and not exists (select from outbox_dead as d where d.id = e.id)
                and not exists (
                        select from outbox_blocked as b
                         where b.topic = e.topic and b.ordering_key = e.ordering_key and b.id = e.id
-                   );
+                   )
+               and e.id not in (select l.id from outbox_leases as l);
             get diagnostics v_pruned = row_count;
             v_total := v_total + v_pruned;
             if v_full then
@@ -2617,7 +2795,7 @@ begin
         exit when not v_young or v_start = 0;
         v_start := 0;
     end loop;
-    perform setval('outbox_prune_seq', v_from);
+    perform setval('outbox_prune_seq'::regclass, v_from);
     return v_total;
 end;
 $$;
@@ -2657,18 +2835,23 @@ begin
         delete from outbox_scheduled as s
          where s.ctid = any (array(
                    select c.ctid
-                     from outbox_scheduled as c
-                    where c.available_at <= v_now
-                    order by c.available_at
+                     from outbox_lanes as l
+                    cross join lateral (
+                              select q.ctid
+                                from outbox_scheduled as q
+                               where q.lane = l.lane
+                                 and q.available_at <= v_now
+                               order by q.available_at, q.id
+                               limit outbox_reap.n
+                                 for update skip locked
+                          ) as c
                     limit outbox_reap.n
-                      for update skip locked
                ))
         returning s.*
     )
     insert into outbox_ready (lane, id, attempts, lost_leases, keyed, last_error)
     select d.lane, d.id, d.attempts, d.lost_leases, d.keyed, d.last_error
-      from due as d
-     order by d.available_at, d.id;
+      from due as d;
     get diagnostics promoted = row_count;
 
     pruned := outbox_prune(n);
@@ -2748,18 +2931,15 @@ begin
           from placed as p
          where p.ordering_key is not null
     ), vacated as (
-        update outbox_keys as k
+        update outbox_turns as t
            set head = null
-          from placed as p
-         where k.topic = p.topic
-           and k.ordering_key = p.ordering_key
-           and k.head = p.id
+         where (t.topic, t.ordering_key) in (select p.topic, p.ordering_key from placed as p)
+           and t.head in (select p.id from placed as p)
     )
     insert into outbox_ready (lane, id, last_error)
     select p.lane, p.id, p.last_error
       from placed as p
-     where p.ordering_key is null
-     order by p.id;
+     where p.ordering_key is null;
     if v_keys is not null then
         perform outbox_reseat(v_topics, v_keys);
     end if;
@@ -3060,7 +3240,7 @@ from (
 ) as k
 left join outbox_topics as t on t.topic = k.topic
 left join (
-    -- The oldest of a lane is its first.
+    -- The first of a lane stands for its oldest.
     select l.topic, sum(r.ready)::bigint as ready, min(f.since) as oldest
     from (select q.lane, count(*) as ready from outbox_ready as q group by q.lane) as r
     join outbox_lanes as l on l.lane = r.lane
@@ -3158,30 +3338,45 @@ revoke all on table outbox_dead_letters from public;
 
 -- begin sql/privileges.sql
 -- Hosted services grant to roles of theirs by default privileges, which a revoke from PUBLIC leaves in place.
--- Names that begin with outbox_ in the install's schema are the kit's.
 do $$
 declare
-    v_acl record;
+    c_relations constant text[] := array[
+        'outbox_blocked', 'outbox_dead', 'outbox_dead_letters', 'outbox_defaults', 'outbox_event_status',
+        'outbox_events', 'outbox_events_id_seq', 'outbox_handovers', 'outbox_handovers_handover_seq', 'outbox_keys',
+        'outbox_lanes', 'outbox_lanes_lane_seq', 'outbox_lease_seq', 'outbox_leases', 'outbox_policies',
+        'outbox_prune_seq', 'outbox_ready', 'outbox_scheduled', 'outbox_stats', 'outbox_topics', 'outbox_turn_seq',
+        'outbox_turns'
+    ];
+    c_functions constant text[] := array[
+        'outbox_ack', 'outbox_backoff', 'outbox_bury_spent', 'outbox_cancel', 'outbox_channel', 'outbox_check_event',
+        'outbox_check_ids', 'outbox_check_integer', 'outbox_check_interval', 'outbox_check_lease',
+        'outbox_check_text', 'outbox_check_topics', 'outbox_claim', 'outbox_configure', 'outbox_end_attempts',
+        'outbox_enqueue', 'outbox_enqueue_many', 'outbox_extend', 'outbox_fail', 'outbox_finish', 'outbox_give_way',
+        'outbox_hand_over', 'outbox_lane', 'outbox_lock_keys', 'outbox_next_due', 'outbox_pause', 'outbox_prune',
+        'outbox_reap', 'outbox_reclaim', 'outbox_redrive', 'outbox_release', 'outbox_replace', 'outbox_requeue',
+        'outbox_reseat', 'outbox_resume', 'outbox_route', 'outbox_seat', 'outbox_settle_dead', 'outbox_stamp',
+        'outbox_unblock', 'outbox_version'
+    ];
+    v_grant record;
 begin
-    for v_acl in
-        select distinct a.kind, a.name, case when x.grantee = 0 then 'public' else x.grantee::regrole::text end as grantee
+    for v_grant in
+        select distinct o.kind, o.name, case when a.grantee = 0 then 'public' else a.grantee::regrole::text end as grantee
           from (
-              select case c.relkind when 'S' then 'sequence' else 'table' end as kind, c.oid::regclass::text as name, c.relacl as acl, c.relowner as owner
-                from pg_class as c
-               where c.relnamespace = quote_ident(current_schema())::regnamespace
-                 and c.relkind in ('r', 'v', 'S')
-                 and c.relname like 'outbox\_%'
+              select case r.relkind when 'S' then 'sequence' else 'table' end as kind, r.oid::regclass::text as name,
+                     r.relacl as acl, r.relowner as owner
+                from pg_class as r
+               where r.relnamespace = quote_ident(current_schema())::regnamespace
+                 and r.relname = any (c_relations)
               union all
-              select 'function', p.oid::regprocedure::text, p.proacl, p.proowner
-                from pg_proc as p
-               where p.pronamespace = quote_ident(current_schema())::regnamespace
-                 and p.proname like 'outbox\_%'
-          ) as a
-         cross join lateral aclexplode(a.acl) as x
-         where a.owner = quote_ident(current_user)::regrole
-           and x.grantee <> a.owner
+              select 'function', f.oid::regprocedure::text, f.proacl, f.proowner
+                from pg_proc as f
+               where f.pronamespace = quote_ident(current_schema())::regnamespace
+                 and f.proname = any (c_functions)
+          ) as o
+         cross join lateral aclexplode(o.acl) as a
+         where a.grantee <> o.owner
     loop
-        execute format('revoke all on %s %s from %s', v_acl.kind, v_acl.name, v_acl.grantee);
+        execute format('revoke all on %s %s from %s cascade', v_grant.kind, v_grant.name, v_grant.grantee);
     end loop;
 end;
 $$;

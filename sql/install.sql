@@ -18,6 +18,7 @@ select set_config('search_path', format('%I, pg_temp', current_schema()), true);
 \ir tables/outbox_dead.sql
 \ir tables/outbox_turn_seq.sql
 \ir tables/outbox_keys.sql
+\ir tables/outbox_turns.sql
 \ir tables/outbox_blocked.sql
 \ir tables/outbox_handovers.sql
 \ir tables/outbox_prune_seq.sql

@@ -7,12 +7,14 @@ set search_path from current
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_ids bigint[];
     v_keyed bigint[];
 begin
     perform outbox_check_lease(lease);
+    -- By an index scan, so in the order of the ids, as outbox_extend and the others lock them.
     with acked as (
         delete from outbox_leases as l
          where l.lease = outbox_ack.lease

@@ -10,6 +10,7 @@ set search_path from current
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_ids bigint[];
@@ -23,6 +24,7 @@ begin
             hint = 'array_agg over no rows is null: call outbox_ack(lease) for the whole lease, or give ''{}'' for none.';
     end if;
     perform outbox_check_ids(ids);
+    -- By an index scan, so in the order of the ids, as outbox_extend and the others lock them.
     with acked as (
         delete from outbox_leases as l
          where l.lease = outbox_ack.lease

@@ -1,4 +1,7 @@
-create or replace function outbox_bury_spent(ids bigint[])
+create or replace function outbox_bury_spent(
+    ids bigint[],
+    widely boolean
+)
 returns void
 language plpgsql
 volatile
@@ -7,25 +10,53 @@ as $$
 declare
     v_buried bigint[];
 begin
-    with ready as (
+    with lanes as materialized (
+        select r.lane from outbox_ready as r where outbox_bury_spent.widely and r.id = any (outbox_bury_spent.ids)
+        union
+        select s.lane from outbox_scheduled as s where outbox_bury_spent.widely and s.id = any (outbox_bury_spent.ids)
+    ), candidates as materialized (
+        select w.id from unnest(outbox_bury_spent.ids) as w (id)
+        union
+        select q.id
+          from lanes as l
+         cross join lateral (
+                   select r.id from outbox_ready as r where r.lane = l.lane order by r.xid, r.id limit 1000
+               ) as q
+        union
+        select q.id
+          from lanes as l
+         cross join lateral (
+                   select s.id from outbox_scheduled as s where s.lane = l.lane order by s.available_at, s.id limit 1000
+               ) as q
+    ), spent as materialized (
+        select e.id
+          from candidates as c
+         cross join lateral (
+                   select q.id, q.topic, q.max_attempts from outbox_events as q where q.id = c.id limit 1
+               ) as e
+         cross join outbox_defaults as d
+          left join outbox_topics as t on t.topic = e.topic
+         cross join lateral (
+                   select r.attempts from outbox_ready as r where r.id = c.id
+                   union all
+                   select s.attempts from outbox_scheduled as s where s.id = c.id
+               ) as w
+         where w.attempts >= coalesce(e.max_attempts, t.max_attempts, d.max_attempts)
+    ), ready as (
         delete from outbox_ready as r
-         using outbox_events as e, outbox_policies as p
-         where r.id = any (outbox_bury_spent.ids)
-           and e.id = r.id
-           and p.lane = r.lane
-           and r.attempts >= coalesce(e.max_attempts, p.max_attempts)
-        returning r.id, r.lane, r.attempts, r.lost_leases, r.last_error, p.suspect
+         where r.ctid = any (array(
+                   select c.ctid from spent as s join outbox_ready as c on c.id = s.id for update of c skip locked
+               ))
+        returning r.id, r.lane, r.attempts, r.lost_leases, r.last_error
     ), scheduled as (
         delete from outbox_scheduled as s
-         using outbox_events as e, outbox_policies as p
-         where s.id = any (outbox_bury_spent.ids)
-           and e.id = s.id
-           and p.lane = s.lane
-           and s.attempts >= coalesce(e.max_attempts, p.max_attempts)
-        returning s.id, s.lane, s.attempts, s.lost_leases, s.last_error, p.suspect
+         where s.ctid = any (array(
+                   select c.ctid from spent as s join outbox_scheduled as c on c.id = s.id for update of c skip locked
+               ))
+        returning s.id, s.lane, s.attempts, s.lost_leases, s.last_error
     ), buried as (
         insert into outbox_dead as d (id, lane, attempts, lost_leases, reason, last_error, dead_at)
-        select w.id, w.lane, w.attempts, w.lost_leases, case when w.suspect then 'lost lease' else 'failed' end,
+        select w.id, w.lane, w.attempts, w.lost_leases, case when w.lost_leases > 0 then 'lost lease' else 'failed' end,
                w.last_error, clock_timestamp()
           from (table ready union all table scheduled) as w
         returning d.id
@@ -35,7 +66,7 @@ begin
 end;
 $$;
 
-comment on function outbox_bury_spent(bigint[]) is
-    'Internal. Of these waiting events, which the caller has locked, makes those dead whose attempts reach the limit as it is now.';
+comment on function outbox_bury_spent(bigint[], boolean) is
+    'Internal. Of these waiting events makes those dead whose attempts reach the limit as it is now; widely: and of the first thousand in each of their lanes. Never waits.';
 
-revoke all on function outbox_bury_spent(bigint[]) from public;
+revoke all on function outbox_bury_spent(bigint[], boolean) from public;

@@ -5,10 +5,14 @@ immutable
 set search_path from current
 as $$
 begin
-    if array_position(ids, null) is not null then
+    -- As text, whatever the dimensions.
+    if position('*' in array_to_string(ids, ',', '*')) > 0 then
         raise exception using
             errcode = 'null_value_not_allowed',
-            message = format('ids has a null at position %s', array_position(ids, null)),
+            message = case
+                when array_ndims(ids) = 1 then format('ids has a null at position %s', array_position(ids, null))
+                else 'ids has a null'
+            end,
             hint = 'Give the ids of events; leave out what is null.';
     end if;
 end;

@@ -22,9 +22,12 @@ declare
     v_late tid[];
     v_ids bigint[];
     v_retried boolean;
+    v_spent boolean := false;
     v_lease bigint;
     v_delivered bigint;
-    v_overdue timestamptz;
+    v_suspects_turn boolean := coalesce(nullif(current_setting('outbox.suspects_turn', true), '') = 'true', random() < 0.5);
+    v_expired_by timestamptz;
+    v_noted_by timestamptz;
     v_tidied boolean := false;
 begin
     perform outbox_check_text('worker', worker, 200);
@@ -33,14 +36,12 @@ begin
     lease_for := outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
 
     loop
-        -- Suspects are delivered alone and take turns with the others of their priority: by the parity of the last
-        -- lease number, so that claims alternate without writing anything.
+        -- Suspects are delivered alone and take turns with the others of their priority. The turn is the session's: one
+        -- that is shared could give all of them to one of two workers with different topics.
         for v_walk in
             select w.suspect, w.lowest, w.step
               from (
-                  select distinct
-                         s.priority,
-                         (select q.last_value % 2 from outbox_lease_seq as q)::integer as turn
+                  select distinct s.priority
                     from outbox_policies as s
                    where s.suspect
                      and not s.paused
@@ -51,7 +52,7 @@ begin
                      )
               ) as s
              cross join lateral (
-                       values (false, s.priority + s.turn, s.priority * 2 + 1), (true, s.priority, s.priority * 2)
+                       values (false, s.priority + v_suspects_turn::integer, s.priority * 2 + 1), (true, s.priority, s.priority * 2)
                    ) as w (suspect, lowest, step)
             union all
             select false, -10, null
@@ -70,10 +71,7 @@ begin
               from (
                   select c.*
                     from (
-                        select l.lane,
-                               exists (
-                                   select from outbox_scheduled as s where s.lane = l.lane and s.available_at <= v_now
-                               ) as due
+                        select l.lane
                           from outbox_policies as l
                          where l.suspect = v_walk.suspect
                            and l.priority >= v_walk.lowest
@@ -83,7 +81,12 @@ begin
                     ) as l
                    cross join lateral (
                              select case
-                                        when l.due then least(v_now, (
+                                        when exists (
+                                            select
+                                              from outbox_scheduled as s
+                                             where s.lane = l.lane
+                                               and s.available_at <= v_now
+                                        ) then least(v_now, (
                                             select e.created_at
                                               from outbox_ready as r
                                               join outbox_events as e on e.id = r.id
@@ -134,12 +137,18 @@ begin
 
         v_delivered := 0;
         if v_ids is not null then
-            -- The limit of a topic may have been lowered since an event's last attempt.
+            -- The limit of a topic may have been lowered since an event's last attempt. When all that was found had to
+            -- be buried, more is at once: one by one, the claim would walk over the buried again and again.
             if v_retried then
-                perform outbox_bury_spent(v_ids);
+                perform outbox_bury_spent(v_ids, v_spent);
+                v_spent := true;
             end if;
-            -- A later statement than the locks: it delivers the payload as the last replace left it.
-            v_lease := nextval('outbox_lease_seq') << 20 | floor(random() * 1048576)::bigint;
+            -- A later statement than the locks: it delivers the payload as the last replace left it. With an older
+            -- snapshot it could not, and raises 40001.
+            if current_setting('transaction_isolation') <> 'read committed' then
+                perform from outbox_events as e where e.id = any (v_ids) for share;
+            end if;
+            v_lease := nextval('outbox_lease_seq'::regclass) << 20 | floor(random() * 1048576)::bigint;
             return query
             with early as (
                 delete from outbox_scheduled as s
@@ -156,7 +165,7 @@ begin
             ), claimed as materialized (
                 select w.*, p.max_attempts, v_now + coalesce(outbox_claim.lease_for, p.lease_for) as expires_at
                   from (table early union all table ready union all table late) as w
-                  join outbox_policies as p on p.lane = w.lane
+                 cross join lateral (select q.* from outbox_policies as q where q.lane = w.lane limit 1) as p
             ), leased as (
                 insert into outbox_leases
                        (lease, id, locked_at, expires_at, lane, attempts, lost_leases, keyed, locked_by, last_error)
@@ -170,18 +179,22 @@ begin
               join outbox_events as e on e.id = c.id
              order by e.priority desc, c.lane, c.stage, c.available_at, c.xid, c.id;
             get diagnostics v_delivered = row_count;
+            if v_walk.step is not null then
+                perform set_config('outbox.suspects_turn', (not v_walk.suspect)::text, false);
+            end if;
         end if;
 
         -- Where nobody reaps, claims do a bounded share of it: one that found nothing at once, any other when it is
-        -- five seconds late, since what it touches stays out of others' reach until its transaction ends.
-        v_overdue := case when v_delivered = 0 then v_now else v_now - interval '5 seconds' end;
+        -- late, since what it touches stays out of others' reach until its transaction ends.
+        v_expired_by := v_now - case when v_delivered = 0 then interval '0' else interval '5 seconds' end;
+        v_noted_by := v_now - case when v_delivered = 0 then interval '0' else interval '0.1 seconds' end;
         if not v_tidied and (
-            exists (select from outbox_leases as l where l.expires_at <= v_overdue)
-            or exists (select from outbox_handovers as h where h.noted_at <= v_overdue)
+            exists (select from outbox_leases as l where l.expires_at <= v_expired_by)
+            or exists (select from outbox_handovers as h where h.noted_at <= v_noted_by)
         ) then
             v_tidied := true;
-            perform outbox_hand_over(greatest(n, 100), v_overdue);
-            perform outbox_reclaim(greatest(n, 100), v_overdue);
+            perform outbox_hand_over(greatest(n, 100), v_noted_by);
+            perform outbox_reclaim(greatest(n, 100), v_expired_by);
             continue when v_delivered = 0;
         end if;
         exit when v_delivered > 0 or v_ids is null;

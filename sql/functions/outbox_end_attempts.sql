@@ -18,22 +18,30 @@ as $$
 declare
     v_now timestamptz := clock_timestamp();
     v_keyed bigint[] := array(
-        select l.id
-          from unnest(outbox_end_attempts.leases, outbox_end_attempts.ids) as w (lease, id)
-          join outbox_leases as l on l.lease = w.lease and l.id = w.id
-         where l.keyed
+        select e.id
+          from outbox_events as e
+         where e.id = any (outbox_end_attempts.ids)
+           and e.ordering_key is not null
     );
 begin
     return query
     with ended as (
         delete from outbox_leases as l
-         using unnest(outbox_end_attempts.leases, outbox_end_attempts.ids) as w (lease, id)
-         where l.lease = w.lease
-           and l.id = w.id
+         where l.ctid = any (array(
+                   select c.ctid
+                     from unnest(outbox_end_attempts.leases, outbox_end_attempts.ids) as w (lease, id)
+                    cross join lateral (
+                              select q.ctid from outbox_leases as q where q.lease = w.lease and q.id = w.id limit 1
+                          ) as c
+               ))
         returning l.*
     ), judged as materialized (
         select x.id,
-               case when outbox_end_attempts.lost then outbox_lane(p.topic, p.priority, true) else x.lane end as lane,
+               case
+                   when outbox_end_attempts.lost and x.attempts < coalesce(e.max_attempts, p.max_attempts)
+                       then outbox_lane(p.topic, p.priority, true)
+                   else x.lane
+               end as lane,
                x.attempts,
                x.lost_leases + outbox_end_attempts.lost::integer as lost_leases,
                x.keyed,
@@ -48,8 +56,8 @@ begin
                    outbox_backoff(x.attempts, p.backoff_base, p.backoff_cap)
                ) as due_at
           from ended as x
-          join outbox_events as e on e.id = x.id
-          join outbox_policies as p on p.lane = x.lane
+         cross join lateral (select q.max_attempts from outbox_events as q where q.id = x.id limit 1) as e
+         cross join lateral (select q.* from outbox_policies as q where q.lane = x.lane limit 1) as p
     ), buried as (
         insert into outbox_dead (id, lane, attempts, lost_leases, reason, last_error, dead_at)
         select j.id, j.lane, j.attempts, j.lost_leases,
@@ -89,6 +97,6 @@ end;
 $$;
 
 comment on function outbox_end_attempts(bigint[], bigint[], text, interval, boolean, boolean) is
-    'Internal. Ends the attempts of these (lease, id) pairs as failed, or as lost: each event waits for its retry or is dead.';
+    'Internal. Ends the attempts of these (lease, id) pairs, whose rows the caller has locked, as failed or as lost: each event waits for its retry or is dead.';
 
 revoke all on function outbox_end_attempts(bigint[], bigint[], text, interval, boolean, boolean) from public;

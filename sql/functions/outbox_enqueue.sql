@@ -23,6 +23,8 @@ set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
 as $$
+declare
+    v_first_key text;
 begin
     priority := coalesce(priority, 0);
     headers := coalesce(headers, '{}');
@@ -33,9 +35,16 @@ begin
     end if;
 
     loop
-        -- Before the id is drawn: within the key, id order is then commit order.
-        if ordering_key is not null then
-            perform outbox_lock_keys(array[topic], array[ordering_key]);
+        -- Before the id is drawn: within the key, id order is then commit order. A requeue needs the key of the first
+        -- event too, and takes both in one order.
+        if ordering_key is not null or on_duplicate = 'requeue' then
+            select e.ordering_key
+              into v_first_key
+              from outbox_events as e
+             where e.topic = outbox_enqueue.topic
+               and e.dedupe_key = outbox_enqueue.dedupe_key
+               and outbox_enqueue.on_duplicate = 'requeue';
+            perform outbox_lock_keys(array[topic, topic], array[ordering_key, v_first_key]);
         end if;
         insert into outbox_events as e (topic, payload, dedupe_key, ordering_key, headers, priority, available_at, max_attempts)
         values (
@@ -59,7 +68,7 @@ begin
 
         -- A duplicate, unless the first event was removed between the two statements: then this one is the first.
         if ordering_key is not null then
-            perform outbox_seat(array[topic], array[ordering_key]);
+            perform outbox_reseat(array[topic], array[ordering_key]);
         end if;
         select e.id,
                case outbox_enqueue.on_duplicate
@@ -77,6 +86,12 @@ begin
             return;
         end if;
         id := null;
+        if (select q.last_value from outbox_events_id_seq as q) < (select max(e.id) from outbox_events as e) then
+            raise exception using
+                errcode = 'unique_violation',
+                message = format('outbox_events_id_seq is behind the events'' ids, at %s', (select q.last_value from outbox_events_id_seq as q)),
+                hint = 'Run: select setval(''outbox_events_id_seq'', max(id)) from outbox_events';
+        end if;
     end loop;
 end;
 $$;

@@ -130,16 +130,29 @@ begin
             )
        from jsonb_array_elements(events) with ordinality as e (event, place);
 
-    -- Ordering keys are locked before the ids are drawn, and dedupe keys inserted in one order: statements that enqueue
-    -- several keys cannot deadlock with each other.
-    select array_agg(e.event ->> 'topic'), array_agg(e.event ->> 'ordering_key')
+    -- Ordering keys are locked before the ids are drawn (those of first events that a requeue may need as well), and
+    -- dedupe keys inserted in one order: statements that enqueue several keys cannot deadlock with each other.
+    select array_agg(k.topic), array_agg(k.key)
       into v_topics, v_keys
-      from jsonb_array_elements(events) as e (event)
-     where e.event ->> 'ordering_key' is not null;
+      from (
+          select e.event ->> 'topic', d.ordering_key
+            from jsonb_array_elements(events) as e (event)
+            left join lateral (
+                     select q.ordering_key
+                       from outbox_events as q
+                      where q.topic = e.event ->> 'topic'
+                        and q.dedupe_key = e.event ->> 'dedupe_key'
+                        and e.event ->> 'on_duplicate' = 'requeue'
+                 ) as d on true
+          union
+          select e.event ->> 'topic', e.event ->> 'ordering_key'
+            from jsonb_array_elements(events) as e (event)
+      ) as k (topic, key)
+     where k.key is not null;
     if v_keys is not null then
         perform outbox_lock_keys(v_topics, v_keys);
     end if;
-    v_ids := array(select nextval('outbox_events_id_seq') from generate_series(1, v_count));
+    v_ids := array(select nextval('outbox_events_id_seq'::regclass) from generate_series(1, v_count));
     with made as (
         insert into outbox_events as e
                (id, topic, payload, dedupe_key, ordering_key, headers, priority, available_at, max_attempts)
@@ -157,7 +170,7 @@ begin
                (e.event ->> 'max_attempts')::numeric::integer
           from jsonb_array_elements(events) with ordinality as e (event, place)
          order by e.event ->> 'topic' collate "C", e.event ->> 'dedupe_key' collate "C", e.place
-        on conflict do nothing
+        on conflict (topic, dedupe_key) where dedupe_key is not null do nothing
         returning e.id
     )
     select array_agg(m.id) into v_created from made as m;
@@ -169,10 +182,10 @@ begin
         return;
     end if;
 
-    -- Duplicates, of earlier events or within the array: those to be ignored in one statement, the others, and those
-    -- whose first event was removed meanwhile, one by one in the array's order.
+    -- Duplicates, of earlier events or within the array: those to be ignored in one statement; the others, and those
+    -- whose first event was removed meanwhile, one by one, in one order of the keys and then in the array's.
     if v_keys is not null then
-        perform outbox_seat(v_topics, v_keys);
+        perform outbox_reseat(v_topics, v_keys);
     end if;
     select array_agg(coalesce(c.id, d.id) order by i.place),
            array_agg(c.id is not null order by i.place)
@@ -188,7 +201,7 @@ begin
         select e.place, e.event
           from jsonb_array_elements(events) with ordinality as e (event, place)
          where v_answers[e.place] is null
-         order by e.place
+         order by e.event ->> 'topic' collate "C", e.event ->> 'dedupe_key' collate "C", e.place
     loop
         select d.id, d.created, d.changed
           into v_answer

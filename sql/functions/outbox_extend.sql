@@ -22,7 +22,7 @@ begin
     perform outbox_check_ids(ids);
     lease_for := outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
 
-    -- Locked by id, as in outbox_fail and outbox_release.
+    -- Locked by id, as in outbox_ack: a heartbeat from another connection cannot deadlock with what ends its events.
     v_ids := array(
         select l.id
           from outbox_leases as l

@@ -25,7 +25,7 @@ begin
     perform outbox_check_ids(ids);
     retry_in := outbox_check_interval('retry_in', retry_in, interval '0', interval '1 year');
 
-    -- Locked by id, as in outbox_extend: a heartbeat from another connection cannot deadlock with this.
+    -- Locked by id, as in outbox_ack: a heartbeat from another connection cannot deadlock with what ends its events.
     v_ids := array(
         select l.id
           from outbox_leases as l

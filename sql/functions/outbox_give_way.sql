@@ -8,13 +8,13 @@ declare
     v_topics text[];
     v_keys text[];
 begin
-    -- A key whose row somebody holds is passed over: its head goes first then, and the lower id next.
+    -- A key whose turn somebody changes just now is passed over: its head goes first then, and the lower id next.
     select array_agg(k.topic), array_agg(k.ordering_key)
       into v_topics, v_keys
       from (
           select k.topic, k.ordering_key
             from outbox_events as e
-            join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.head = e.id
+            join outbox_turns as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.head = e.id
            where e.id = any (outbox_give_way.ids)
              and exists (
                      select

@@ -9,39 +9,56 @@ set search_path from current
 as $$
 declare
     v_handovers bigint[];
+    v_more bigint[];
     v_topics text[];
     v_keys text[];
 begin
-    -- A handover names a turn that has ended, so whoever finds the key still at that turn may vacate it.
-    with due as materialized (
-        select h.handover, k.topic, k.ordering_key, k.turn = h.turn as vacant
+    -- Those that have somebody waiting need the turn alone, the others the key's row as well: while a producer holds
+    -- it, they would only be left anew.
+    v_handovers := array(
+        select h.handover
           from outbox_handovers as h
-          join outbox_keys as k on k.topic = h.topic and k.ordering_key = h.ordering_key
+          join outbox_turns as t on t.topic = h.topic and t.ordering_key = h.ordering_key
          where h.noted_at <= outbox_hand_over.noted_by
+           and exists (select from outbox_blocked as b where b.topic = h.topic and b.ordering_key = h.ordering_key)
          order by h.handover
          limit outbox_hand_over.n
-           for update of h, k skip locked
-    ), vacated as (
-        update outbox_keys as k
+           for update of h, t skip locked
+    );
+    v_more := array(
+        select h.handover
+          from outbox_handovers as h
+          join outbox_turns as t on t.topic = h.topic and t.ordering_key = h.ordering_key
+          join outbox_keys as k on k.topic = h.topic and k.ordering_key = h.ordering_key
+         where h.noted_at <= outbox_hand_over.noted_by
+           and h.handover <> all (v_handovers)
+         order by h.handover
+         limit outbox_hand_over.n
+           for update of h, t, k skip locked
+    );
+    -- A handover names a turn that has ended: who finds the key still at it may vacate it. A key without a row has no
+    -- event left, and another turn has been passed on already: such handovers are moot.
+    with vacated as (
+        update outbox_turns as t
            set head = null
-          from due as d
-         where k.topic = d.topic
-           and k.ordering_key = d.ordering_key
-           and d.vacant
-        returning k.topic, k.ordering_key
+          from outbox_handovers as h
+         where h.handover = any (v_handovers || v_more)
+           and t.topic = h.topic
+           and t.ordering_key = h.ordering_key
+           and t.turn = h.turn
+        returning t.topic, t.ordering_key
     )
-    select (select array_agg(d.handover) from due as d), array_agg(v.topic), array_agg(v.ordering_key)
-      into v_handovers, v_topics, v_keys
+    select array_agg(v.topic), array_agg(v.ordering_key)
+      into v_topics, v_keys
       from vacated as v;
-
-    -- A key without a row has no event left: its handovers are moot.
     delete from outbox_handovers as h
-     where h.handover = any (v_handovers)
-        or h.handover = any (array(
+     where h.handover = any (v_handovers || v_more || array(
                select m.handover
                  from outbox_handovers as m
                 where m.noted_at <= outbox_hand_over.noted_by
-                  and not exists (select from outbox_keys as k where k.topic = m.topic and k.ordering_key = m.ordering_key)
+                  and not exists (select from outbox_turns as t where t.topic = m.topic and t.ordering_key = m.ordering_key)
+                order by m.handover
+                limit outbox_hand_over.n
                   for update of m skip locked
            ));
     if v_topics is not null then
@@ -51,6 +68,6 @@ end;
 $$;
 
 comment on function outbox_hand_over(integer, timestamptz) is
-    'Internal. Does at most n handovers of ordering keys that were noted by then and whose row is free. Never waits.';
+    'Internal. Passes on turns that were left as handovers by then, at most n of each kind. Never waits.';
 
 revoke all on function outbox_hand_over(integer, timestamptz) from public;

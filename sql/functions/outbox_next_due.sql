@@ -26,6 +26,16 @@ begin
     ) then
         return v_now;
     end if;
+    -- A turn that waits to be passed on, to an event that can be seen.
+    if exists (
+        select
+          from outbox_handovers as h
+          join outbox_blocked as b on b.topic = h.topic and b.ordering_key = h.ordering_key
+         where b.available_at is null
+           and (b.lane in (select unnest(v_lanes))) is true
+    ) then
+        return v_now;
+    end if;
     select least(
                (select min(s.available_at)
                   from unnest(v_lanes) as l (lane)
@@ -38,7 +48,7 @@ begin
                        ) as s),
                (select l.expires_at
                   from outbox_leases as l
-                 where l.lane = any (v_lanes)
+                 where (l.lane in (select unnest(v_lanes))) is true
                  order by l.expires_at
                  limit 1)
            )

@@ -48,6 +48,11 @@ begin
                    and not exists (select from outbox_ready as r where r.id = e.id)
                    and not exists (select from outbox_scheduled as s where s.id = e.id)
                    and not exists (select from outbox_dead as d where d.id = e.id)
+                   and not exists (
+                           select from outbox_blocked as b
+                            where b.topic = e.topic and b.ordering_key = e.ordering_key and b.id = e.id
+                       )
+                   and e.id not in (select l.id from outbox_leases as l)
                  order by e.id
                  limit n - v_total
                    for update skip locked
@@ -57,12 +62,12 @@ begin
              where e.id = any (v_ids)
                and not exists (select from outbox_ready as r where r.id = e.id)
                and not exists (select from outbox_scheduled as s where s.id = e.id)
-               and not exists (select from outbox_leases as l where l.id = e.id)
                and not exists (select from outbox_dead as d where d.id = e.id)
                and not exists (
                        select from outbox_blocked as b
                         where b.topic = e.topic and b.ordering_key = e.ordering_key and b.id = e.id
-                   );
+                   )
+               and e.id not in (select l.id from outbox_leases as l);
             get diagnostics v_pruned = row_count;
             v_total := v_total + v_pruned;
             if v_full then
@@ -74,7 +79,7 @@ begin
         exit when not v_young or v_start = 0;
         v_start := 0;
     end loop;
-    perform setval('outbox_prune_seq', v_from);
+    perform setval('outbox_prune_seq'::regclass, v_from);
     return v_total;
 end;
 $$;

@@ -26,18 +26,23 @@ begin
         delete from outbox_scheduled as s
          where s.ctid = any (array(
                    select c.ctid
-                     from outbox_scheduled as c
-                    where c.available_at <= v_now
-                    order by c.available_at
+                     from outbox_lanes as l
+                    cross join lateral (
+                              select q.ctid
+                                from outbox_scheduled as q
+                               where q.lane = l.lane
+                                 and q.available_at <= v_now
+                               order by q.available_at, q.id
+                               limit outbox_reap.n
+                                 for update skip locked
+                          ) as c
                     limit outbox_reap.n
-                      for update skip locked
                ))
         returning s.*
     )
     insert into outbox_ready (lane, id, attempts, lost_leases, keyed, last_error)
     select d.lane, d.id, d.attempts, d.lost_leases, d.keyed, d.last_error
-      from due as d
-     order by d.available_at, d.id;
+      from due as d;
     get diagnostics promoted = row_count;
 
     pruned := outbox_prune(n);

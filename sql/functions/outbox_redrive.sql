@@ -63,18 +63,15 @@ begin
           from placed as p
          where p.ordering_key is not null
     ), vacated as (
-        update outbox_keys as k
+        update outbox_turns as t
            set head = null
-          from placed as p
-         where k.topic = p.topic
-           and k.ordering_key = p.ordering_key
-           and k.head = p.id
+         where (t.topic, t.ordering_key) in (select p.topic, p.ordering_key from placed as p)
+           and t.head in (select p.id from placed as p)
     )
     insert into outbox_ready (lane, id, last_error)
     select p.lane, p.id, p.last_error
       from placed as p
-     where p.ordering_key is null
-     order by p.id;
+     where p.ordering_key is null;
     if v_keys is not null then
         perform outbox_reseat(v_topics, v_keys);
     end if;

@@ -18,7 +18,7 @@ begin
     perform outbox_check_lease(lease);
     perform outbox_check_ids(ids);
 
-    -- Locked by id, as in outbox_extend.
+    -- Locked by id, as in outbox_ack: a heartbeat from another connection cannot deadlock with what ends its events.
     v_ids := array(
         select l.id
           from outbox_leases as l
@@ -36,7 +36,6 @@ begin
         insert into outbox_ready as r (lane, id, attempts, lost_leases, keyed, last_error)
         select x.lane, x.id, x.attempts - 1, x.lost_leases, x.keyed, x.last_error
           from released as x
-         order by x.id
         returning r.id, r.keyed
     )
     select array_agg(r.id), array_agg(r.id) filter (where r.keyed)

@@ -10,8 +10,7 @@ volatile
 set search_path from current
 as $$
 declare
-    v_now timestamptz := clock_timestamp();
-    v_due_at timestamptz := case when outbox_replace.available_at > v_now then outbox_replace.available_at end;
+    v_due_at timestamptz := case when outbox_replace.available_at > clock_timestamp() then outbox_replace.available_at end;
     v_found boolean;
 begin
     perform from outbox_events as e where e.id = outbox_replace.id for update;
@@ -19,59 +18,73 @@ begin
         return null;
     end if;
 
-    -- A ready row stays as it is and keeps its place; it is locked, so that no claim delivers the old payload before
-    -- this commits. A row that a claim has locked counts as in flight.
-    if v_due_at is null then
-        perform from outbox_ready as r where r.id = outbox_replace.id for update skip locked;
-        v_found := found;
-    else
-        with waiting as (
+    -- A row that somebody holds may only be on its way from one place to the other: it is looked for again, for up to a
+    -- second. A claim that stays open for longer counts as in flight.
+    for v_look in 1 .. 100 loop
+        -- A ready row that stays ready keeps its place; it is locked, so that no claim delivers the old payload before
+        -- this commits.
+        with kept as (
+            select r.id
+              from outbox_ready as r
+             where r.id = outbox_replace.id
+               and v_due_at is null
+               for update skip locked
+        ), from_ready as (
             delete from outbox_ready as r
              where r.ctid = any (array(
-                       select c.ctid from outbox_ready as c where c.id = outbox_replace.id for update skip locked
+                       select c.ctid
+                         from outbox_ready as c
+                        where c.id = outbox_replace.id
+                          and v_due_at is not null
+                          for update skip locked
                    ))
-            returning r.*
-        )
-        insert into outbox_scheduled (available_at, lane, id, attempts, lost_leases, keyed, last_error)
-        select v_due_at, w.lane, w.id, w.attempts, w.lost_leases, w.keyed, w.last_error from waiting as w;
-        v_found := found;
-    end if;
-
-    if not v_found then
-        with waiting as (
+            returning r.lane, r.id, r.attempts, r.lost_leases, r.keyed, r.last_error
+        ), from_scheduled as (
             delete from outbox_scheduled as s
              where s.ctid = any (array(
                        select c.ctid from outbox_scheduled as c where c.id = outbox_replace.id for update skip locked
                    ))
-            returning s.*
+            returning s.lane, s.id, s.attempts, s.lost_leases, s.keyed, s.last_error
+        ), from_blocked as (
+            delete from outbox_blocked as b
+             where b.ctid = any (array(
+                       select c.ctid
+                         from outbox_events as e
+                         join outbox_blocked as c on c.topic = e.topic and c.ordering_key = e.ordering_key and c.id = e.id
+                        where e.id = outbox_replace.id
+                          for update of c skip locked
+                   ))
+            returning b.*
+        ), moved as materialized (
+            table from_ready union all table from_scheduled
         ), scheduled as (
             insert into outbox_scheduled (available_at, lane, id, attempts, lost_leases, keyed, last_error)
-            select v_due_at, w.lane, w.id, w.attempts, w.lost_leases, w.keyed, w.last_error
-              from waiting as w
+            select v_due_at, m.lane, m.id, m.attempts, m.lost_leases, m.keyed, m.last_error
+              from moved as m
              where v_due_at is not null
         ), ready as (
             insert into outbox_ready (lane, id, attempts, lost_leases, keyed, last_error)
-            select w.lane, w.id, w.attempts, w.lost_leases, w.keyed, w.last_error
-              from waiting as w
+            select m.lane, m.id, m.attempts, m.lost_leases, m.keyed, m.last_error
+              from moved as m
              where v_due_at is null
+        ), blocked as (
+            insert into outbox_blocked (topic, ordering_key, id, lane, attempts, lost_leases, available_at, last_error)
+            select b.topic, b.ordering_key, b.id, b.lane, b.attempts, b.lost_leases, v_due_at, b.last_error
+              from from_blocked as b
         )
-        select exists (select from waiting) into v_found;
-    end if;
-
-    if not v_found then
-        with waiting as (
-            select b.ctid
-              from outbox_events as e
-              join outbox_blocked as b on b.topic = e.topic and b.ordering_key = e.ordering_key and b.id = e.id
-             where e.id = outbox_replace.id
-               for update of b skip locked
-        )
-        update outbox_blocked as b
-           set available_at = v_due_at
-          from waiting as w
-         where b.ctid = w.ctid;
-        v_found := found;
-    end if;
+        select exists (select from kept) or exists (select from moved) or exists (select from from_blocked)
+          into v_found;
+        exit when v_found or current_setting('transaction_isolation') <> 'read committed';
+        exit when not exists (select from outbox_ready as r where r.id = outbox_replace.id)
+            and not exists (select from outbox_scheduled as s where s.id = outbox_replace.id)
+            and not exists (
+                    select
+                      from outbox_events as e
+                      join outbox_blocked as b on b.topic = e.topic and b.ordering_key = e.ordering_key and b.id = e.id
+                     where e.id = outbox_replace.id
+                );
+        perform pg_sleep(0.01);
+    end loop;
 
     if v_found then
         update outbox_events as e

@@ -8,14 +8,18 @@ volatile
 set search_path from current
 as $$
 begin
+    perform
+       from outbox_turns as t
+      where (t.topic, t.ordering_key) in (select u.topic, u.key from unnest(outbox_reseat.topics, outbox_reseat.keys) as u (topic, key))
+      order by t.topic collate "C", t.ordering_key collate "C"
+        for update;
+
     -- A head that a claim holds (locked, or already leased) stays: the lower id comes next after the one in flight.
     with overtaken as materialized (
-        select k.topic, k.ordering_key, k.head
-          from outbox_keys as k
-         where (k.topic, k.ordering_key) in (
-                   select w.topic, w.key from unnest(outbox_reseat.topics, outbox_reseat.keys) as w (topic, key)
-               )
-           and k.head > (select min(b.id) from outbox_blocked as b where b.topic = k.topic and b.ordering_key = k.ordering_key)
+        select t.topic, t.ordering_key, t.head
+          from outbox_turns as t
+         where (t.topic, t.ordering_key) in (select u.topic, u.key from unnest(outbox_reseat.topics, outbox_reseat.keys) as u (topic, key))
+           and t.head > (select min(b.id) from outbox_blocked as b where b.topic = t.topic and b.ordering_key = t.ordering_key)
     ), from_ready as (
         delete from outbox_ready as r
          where r.ctid = any (array(
@@ -31,23 +35,21 @@ begin
     ), back as (
         insert into outbox_blocked (topic, ordering_key, lane, id, attempts, lost_leases, available_at, last_error)
         select o.topic, o.ordering_key, w.lane, w.id, w.attempts, w.lost_leases, w.available_at, w.last_error
-          from (table from_ready union all table from_scheduled) as w
-          join overtaken as o on o.head = w.id
+          from overtaken as o
+          join (table from_ready union all table from_scheduled) as w on w.id = o.head
         returning id
     )
-    update outbox_keys as k
+    update outbox_turns as t
        set head = null
-      from overtaken as o
-     where k.topic = o.topic
-       and k.ordering_key = o.ordering_key
-       and (exists (select from back as b where b.id = o.head)
-            or exists (select from outbox_dead as d where d.id = o.head));
+     where t.head in (select o.head from overtaken as o)
+       and (t.topic, t.ordering_key) in (select o.topic, o.ordering_key from overtaken as o)
+       and (t.head in (select b.id from back as b) or exists (select from outbox_dead as d where d.id = t.head));
 
     perform outbox_seat(outbox_reseat.topics, outbox_reseat.keys);
 end;
 $$;
 
 comment on function outbox_reseat(text[], text[]) is
-    'Internal. After an event with a lower id has entered one of these keys: a head that still waits gives its place back to the lowest id. The caller holds the keys'' locks.';
+    'Internal. After an event with a lower id has entered one of these keys: a head that still waits gives its place back to the lowest id. Waits for who changes a turn just now.';
 
 revoke all on function outbox_reseat(text[], text[]) from public;

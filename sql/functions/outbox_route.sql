@@ -38,13 +38,17 @@ begin
       into v_left, v_notify;
 
     if v_left > 0 then
-        with lanes as materialized (
-            select n.topic, n.priority, outbox_lane(n.topic, n.priority, false) as lane
-              from (select distinct n.topic, n.priority from new_events as n) as n
-        ), unrouted as materialized (
+        perform outbox_lane(n.topic, n.priority, false)
+           from (select distinct n.topic, n.priority from new_events as n) as n;
+
+        with unrouted as materialized (
             select n.id, n.available_at, l.lane
               from new_events as n
-              join lanes as l on l.topic = n.topic and l.priority = n.priority
+             cross join lateral (
+                       select min(l.lane) as lane
+                         from outbox_lanes as l
+                        where l.topic = n.topic and l.priority = n.priority and not l.suspect
+                   ) as l
              where n.ordering_key is null
                and not exists (select from outbox_ready as r where r.id = n.id)
         ), scheduled as (
@@ -62,33 +66,35 @@ begin
     if v_topics is not null then
         perform outbox_lock_keys(v_topics, v_keys);
 
-        -- A later statement than the lock: it sees what the key's earlier holders committed.
-        with arrived as (
-            select n.topic, n.ordering_key, min(n.id) as first_id, max(n.id) as last_id
-              from new_events as n
-             where n.ordering_key is not null
-             group by n.topic, n.ordering_key
-        ), turns as (
-            update outbox_keys as k
-               set tail = greatest(k.tail, a.last_id),
-                   head = coalesce(k.head, case
-                       when not exists (
-                           select from outbox_blocked as b where b.topic = k.topic and b.ordering_key = k.ordering_key
-                       ) then a.first_id
-                   end),
-                   turn = case when k.head is null then nextval('outbox_turn_seq') else k.turn end
-              from arrived as a
-             where k.topic = a.topic
-               and k.ordering_key = a.ordering_key
-            returning k.topic, k.ordering_key, k.head
-        ), lanes as materialized (
-            select n.topic, n.priority, outbox_lane(n.topic, n.priority, false) as lane
-              from (select distinct n.topic, n.priority from new_events as n where n.ordering_key is not null) as n
-        ), placed as materialized (
+        -- Later statements than the lock: they see what the key's earlier holders committed. A key without a turn has
+        -- nobody waiting.
+        insert into outbox_turns (topic, ordering_key, head, turn)
+        select a.topic, a.ordering_key, a.first_id, nextval('outbox_turn_seq'::regclass)
+          from (
+              select n.topic, n.ordering_key, min(n.id) as first_id
+                from new_events as n
+               where n.ordering_key is not null
+               group by n.topic, n.ordering_key
+          ) as a
+         where not exists (
+                   select from outbox_turns as t where t.topic = a.topic and t.ordering_key = a.ordering_key
+               );
+
+        with placed as materialized (
             select n.id, n.topic, n.ordering_key, n.available_at, t.head, l.lane
               from new_events as n
-              join turns as t on t.topic = n.topic and t.ordering_key = n.ordering_key
-              join lanes as l on l.topic = n.topic and l.priority = n.priority
+             cross join lateral (
+                       select t.head
+                         from outbox_turns as t
+                        where t.topic = n.topic and t.ordering_key = n.ordering_key
+                        limit 1
+                   ) as t
+             cross join lateral (
+                       select min(l.lane) as lane
+                         from outbox_lanes as l
+                        where l.topic = n.topic and l.priority = n.priority and not l.suspect
+                   ) as l
+             where n.ordering_key is not null
         ), ready as (
             insert into outbox_ready (lane, id, keyed)
             select p.lane, p.id, true

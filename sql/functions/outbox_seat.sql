@@ -9,72 +9,104 @@ set search_path from current
 as $$
 declare
     v_now timestamptz := clock_timestamp();
+    v_topics text[] := topics;
+    v_keys text[] := keys;
 begin
-    -- The caller locked the keys in an earlier statement: what others had written under that lock is visible here.
-    -- A cancel deletes from outbox_blocked without the key's lock. Where it holds the next event, letting in the one
-    -- behind would break the order if the cancel rolls back: the key stays vacant and a handover is left.
-    with vacant as (
-        select k.topic,
-               k.ordering_key,
-               k.turn,
-               (select min(b.id) from outbox_blocked as b where b.topic = k.topic and b.ordering_key = k.ordering_key) as blocked_id,
-               (select min(d.id) from outbox_dead as d where d.standing_topic = k.topic and d.standing_key = k.ordering_key) as standing_id
-          from outbox_keys as k
-         where (k.topic, k.ordering_key) in (
-                   select w.topic, w.key from unnest(outbox_seat.topics, outbox_seat.keys) as w (topic, key)
-               )
-           and k.head is null
-    ), next as materialized (
-        select v.*,
-               v.standing_id is not null and v.standing_id < coalesce(v.blocked_id, v.standing_id + 1) as stands
-          from vacant as v
-    ), moved as (
-        delete from outbox_blocked as b
-         where b.ctid = any (array(
-                   select c.ctid
-                     from next as n
-                     join outbox_blocked as c on c.topic = n.topic and c.ordering_key = n.ordering_key and c.id = n.blocked_id
-                    where not n.stands
-                      for update of c skip locked
-               ))
-        returning b.*
-    ), ready as (
-        insert into outbox_ready (lane, id, attempts, lost_leases, keyed, last_error)
-        select m.lane, m.id, m.attempts, m.lost_leases, true, m.last_error
-          from moved as m
-         where m.available_at is null or m.available_at <= v_now
-         order by m.id
-    ), scheduled as (
-        insert into outbox_scheduled (available_at, lane, id, attempts, lost_leases, keyed, last_error)
-        select m.available_at, m.lane, m.id, m.attempts, m.lost_leases, true, m.last_error
-          from moved as m
-         where m.available_at > v_now
-    ), seated as (
-        update outbox_keys as k
-           set head = case when n.stands then n.standing_id else n.blocked_id end,
-               turn = nextval('outbox_turn_seq')
+    -- First whoever visibly waits is let in, though a producer may hold the key's row. A key without anybody is taken
+    -- down under the lock of that row, after a second look: it sees what the row's last holder committed. Where the row
+    -- is held, its holder may be about to commit an event: a handover is left.
+    -- A cancel deletes from outbox_blocked without a lock on the key. Where it holds the next event, to let in the one
+    -- behind would break the order if the cancel rolls back: a handover is left too.
+    for v_pass in 1 .. 2 loop
+        with vacant as materialized (
+            select w.topic,
+                   w.key,
+                   coalesce(t.turn, 0) as turn,
+                   (select min(b.id) from outbox_blocked as b where b.topic = w.topic and b.ordering_key = w.key) as blocked_id,
+                   (select min(d.id) from outbox_dead as d where d.standing_topic = w.topic and d.standing_key = w.key) as standing_id
+              from (select distinct u.topic, u.key from unnest(v_topics, v_keys) as u (topic, key)) as w
+              left join outbox_turns as t on t.topic = w.topic and t.ordering_key = w.key
+             where t.head is null
+               and w.key is not null
+        ), next as materialized (
+            select v.*, v.standing_id is not null and v.standing_id < coalesce(v.blocked_id, v.standing_id + 1) as stands
+              from vacant as v
+        ), moved as (
+            delete from outbox_blocked as b
+             where b.ctid = any (array(
+                       select c.ctid
+                         from next as n
+                         join outbox_blocked as c on c.topic = n.topic and c.ordering_key = n.key and c.id = n.blocked_id
+                        where not n.stands
+                          for update of c skip locked
+                   ))
+            returning b.*
+        ), ready as (
+            insert into outbox_ready (lane, id, attempts, lost_leases, keyed, last_error)
+            select m.lane, m.id, m.attempts, m.lost_leases, true, m.last_error
+              from moved as m
+             where m.available_at is null or m.available_at <= v_now
+        ), scheduled as (
+            insert into outbox_scheduled (available_at, lane, id, attempts, lost_leases, keyed, last_error)
+            select m.available_at, m.lane, m.id, m.attempts, m.lost_leases, true, m.last_error
+              from moved as m
+             where m.available_at > v_now
+        ), seated as (
+            insert into outbox_turns as t (topic, ordering_key, head, turn)
+            select n.topic,
+                   n.key,
+                   case when n.stands then n.standing_id else n.blocked_id end,
+                   nextval('outbox_turn_seq'::regclass)
+              from next as n
+             where n.stands
+                or n.blocked_id in (select m.id from moved as m)
+            on conflict on constraint outbox_turns_pkey do update
+               set head = excluded.head,
+                   turn = excluded.turn
+        ), held as (
+            insert into outbox_handovers (topic, ordering_key, turn)
+            select n.topic, n.key, n.turn
+              from next as n
+             where not n.stands
+               and n.blocked_id not in (select m.id from moved as m)
+        )
+        select array_agg(n.topic), array_agg(n.key)
+          into v_topics, v_keys
           from next as n
-         where k.topic = n.topic
-           and k.ordering_key = n.ordering_key
-           and (n.stands or exists (select from moved as m where m.id = n.blocked_id))
-    ), left_vacant as (
-        insert into outbox_handovers (topic, ordering_key, turn)
-        select n.topic, n.ordering_key, n.turn
-          from next as n
-         where not n.stands
-           and n.blocked_id is not null
-           and not exists (select from moved as m where m.id = n.blocked_id)
-    )
-    delete from outbox_keys as k
-     using next as n
-     where k.topic = n.topic
-       and k.ordering_key = n.ordering_key
-       and n.blocked_id is null
-       and n.standing_id is null;
+         where n.blocked_id is null
+           and n.standing_id is null;
+        exit when v_topics is null;
+
+        if v_pass = 1 then
+            with empty as materialized (
+                select u.topic, u.key from unnest(v_topics, v_keys) as u (topic, key)
+            ), locked as materialized (
+                select k.topic, k.ordering_key
+                  from empty as e
+                  join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.key
+                   for update of k skip locked
+            ), held as (
+                insert into outbox_handovers (topic, ordering_key, turn)
+                select t.topic, t.ordering_key, t.turn
+                  from empty as e
+                  join outbox_turns as t on t.topic = e.topic and t.ordering_key = e.key
+                 where (e.topic, e.key) not in (select l.topic, l.ordering_key from locked as l)
+            )
+            select array_agg(l.topic), array_agg(l.ordering_key)
+              into v_topics, v_keys
+              from locked as l;
+            exit when v_topics is null;
+        else
+            delete from outbox_turns as t
+             where (t.topic, t.ordering_key) in (select u.topic, u.key from unnest(v_topics, v_keys) as u (topic, key));
+            delete from outbox_keys as k
+             where (k.topic, k.ordering_key) in (select u.topic, u.key from unnest(v_topics, v_keys) as u (topic, key));
+        end if;
+    end loop;
 end;
 $$;
 
 comment on function outbox_seat(text[], text[]) is
-    'Internal. For each of these keys that has no head: lets its next event in, or removes the key when there is none. The caller holds the keys'' locks.';
+    'Internal. For each of these keys that has no head: lets its next event in, or removes the key when there is none. The caller holds the keys'' rows in outbox_turns, or those in outbox_keys. Never waits.';
 
 revoke all on function outbox_seat(text[], text[]) from public;

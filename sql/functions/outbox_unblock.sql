@@ -8,30 +8,29 @@ declare
     v_topics text[];
     v_keys text[];
 begin
-    -- A producer holds its key's row until it commits. Workers never wait for it: the turn is left as a handover. The
-    -- lock is taken here and the successor looked for in a later statement, which sees what was enqueued meanwhile.
+    -- Whoever waits is looked for in a later statement than the lock.
     with ended as materialized (
-        select k.topic, k.ordering_key, k.turn
+        select t.topic, t.ordering_key, t.turn
           from outbox_events as e
-          join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.head = e.id
+          join outbox_turns as t on t.topic = e.topic and t.ordering_key = e.ordering_key and t.head = e.id
          where e.id = any (outbox_unblock.ids)
     ), locked as materialized (
-        select k.topic, k.ordering_key
+        select t.topic, t.ordering_key, t.turn
           from ended as e
-          join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.turn = e.turn
-           for update of k skip locked
-    ), handed_over as (
+          join outbox_turns as t on t.topic = e.topic and t.ordering_key = e.ordering_key and t.turn = e.turn
+           for update of t skip locked
+    ), held as (
         insert into outbox_handovers (topic, ordering_key, turn)
         select e.topic, e.ordering_key, e.turn
           from ended as e
-         where not exists (select from locked as l where l.topic = e.topic and l.ordering_key = e.ordering_key)
+         where e.turn not in (select l.turn from locked as l)
     ), vacated as (
-        update outbox_keys as k
+        update outbox_turns as t
            set head = null
           from locked as l
-         where k.topic = l.topic
-           and k.ordering_key = l.ordering_key
-        returning k.topic, k.ordering_key
+         where t.topic = l.topic
+           and t.ordering_key = l.ordering_key
+        returning t.topic, t.ordering_key
     )
     select array_agg(v.topic), array_agg(v.ordering_key)
       into v_topics, v_keys

@@ -8,7 +8,7 @@ create table if not exists outbox_blocked (
     available_at timestamptz,
     last_error text,
     constraint outbox_blocked_pkey primary key (topic, ordering_key, id)
-);
+) with (vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 20000);
 
 comment on table outbox_blocked is 'Internal. Events behind an earlier one with the same ordering key.';
 comment on column outbox_blocked.topic is 'The topic.';

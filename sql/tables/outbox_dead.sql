@@ -17,10 +17,10 @@ create index if not exists outbox_dead_standing_idx
 
 comment on table outbox_dead is 'Internal. Dead letters: not tried again until outbox_redrive; outbox_cancel removes them.';
 comment on column outbox_dead.id is 'The event.';
-comment on column outbox_dead.lane is 'The lane it was claimed from.';
+comment on column outbox_dead.lane is 'The lane it came from.';
 comment on column outbox_dead.attempts is 'Attempts made.';
 comment on column outbox_dead.lost_leases is 'How many of them ended with a lost lease.';
-comment on column outbox_dead.reason is 'failed: the attempts are spent; discarded: the worker said so; lost lease: the attempts are spent and the last was lost.';
+comment on column outbox_dead.reason is 'failed: the attempts are spent; discarded: the worker said so; lost lease: the attempts are spent, the last by a lost lease; where a limit was lowered later, one of them.';
 comment on column outbox_dead.last_error is 'What the last failed attempt said.';
 comment on column outbox_dead.dead_at is 'When it died.';
 comment on column outbox_dead.standing_topic is 'With standing_key: the ordering key that stands until this event is redriven or cancelled.';

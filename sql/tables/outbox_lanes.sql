@@ -1,5 +1,6 @@
 -- Not unique on (topic, priority): with a unique row the first producer of a topic would make all others wait for its
--- commit, and two such producers could deadlock. Everyone uses the lowest visible lane; a surplus one drains and stays.
+-- commit, and two such producers could deadlock. Everyone uses the lowest visible lane; a surplus one,
+-- whose events are in order among themselves only, drains and stays.
 create table if not exists outbox_lanes (
     lane integer generated always as identity,
     topic text not null,

@@ -11,7 +11,7 @@ create table if not exists outbox_leases (
     locked_by text not null,
     last_error text,
     constraint outbox_leases_pkey primary key (lease, id)
-);
+) with (vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 20000);
 
 create index if not exists outbox_leases_expires_at_idx on outbox_leases (expires_at);
 

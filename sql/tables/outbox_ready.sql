@@ -10,7 +10,7 @@ create table if not exists outbox_ready (
     constraint outbox_ready_pkey primary key (lane, xid, id),
     constraint outbox_ready_id_key unique (id),
     constraint outbox_ready_id_check check (id > 0)
-);
+) with (vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 20000);
 
 comment on table outbox_ready is
     'Internal. Events that can be claimed: a lane is read in the order (xid, id).';

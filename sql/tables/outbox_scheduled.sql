@@ -10,9 +10,7 @@ create table if not exists outbox_scheduled (
     constraint outbox_scheduled_pkey primary key (lane, available_at, id),
     constraint outbox_scheduled_id_key unique (id),
     constraint outbox_scheduled_available_at_check check (isfinite(available_at))
-);
-
-create index if not exists outbox_scheduled_available_at_idx on outbox_scheduled (available_at);
+) with (vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 20000);
 
 comment on table outbox_scheduled is
     'Internal. Events that wait for their time: a first attempt in the future, or a retry.';
@@ -23,6 +21,5 @@ comment on column outbox_scheduled.attempts is 'Attempts so far.';
 comment on column outbox_scheduled.lost_leases is 'How many of the attempts ended with a lost lease.';
 comment on column outbox_scheduled.keyed is 'Whether the event has an ordering key, whose head it then is.';
 comment on column outbox_scheduled.last_error is 'What the last failed attempt said.';
-comment on index outbox_scheduled_available_at_idx is 'What is due, whatever its lane.';
 
 revoke all on table outbox_scheduled from public;

@@ -19,7 +19,7 @@ from (
 ) as k
 left join outbox_topics as t on t.topic = k.topic
 left join (
-    -- The oldest of a lane is its first.
+    -- The first of a lane stands for its oldest.
     select l.topic, sum(r.ready)::bigint as ready, min(f.since) as oldest
     from (select q.lane, count(*) as ready from outbox_ready as q group by q.lane) as r
     join outbox_lanes as l on l.lane = r.lane
