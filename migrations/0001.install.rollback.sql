@@ -37,7 +37,7 @@ drop function if exists outbox_finish(bigint[], bigint[]);
 
 drop function if exists outbox_claim(text, integer, text[], interval);
 
-drop function if exists outbox_reclaim(integer, timestamptz);
+drop function if exists outbox_reclaim(integer, timestamptz, text[]);
 
 drop function if exists outbox_end_attempts(bigint[], bigint[], text, interval, boolean, boolean);
 
@@ -63,7 +63,7 @@ drop function if exists outbox_channel();
 
 drop function if exists outbox_version();
 
-drop function if exists outbox_hand_over(integer, timestamptz);
+drop function if exists outbox_hand_over(integer, timestamptz, text[]);
 
 drop function if exists outbox_give_way(bigint[]);
 

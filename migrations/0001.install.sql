@@ -806,8 +806,8 @@ begin
     -- First whoever visibly waits is let in, though a producer may hold the key's row. A key without anybody is taken
     -- down under the lock of that row, after a second look: it sees what the row's last holder committed. Where the row
     -- is held, its holder may be about to commit an event: a handover is left.
-    -- A cancel deletes from outbox_blocked without a lock on the key. Where it holds the next event, to let in the one
-    -- behind would break the order if the cancel rolls back: a handover is left too.
+    -- A cancel deletes from outbox_blocked and outbox_dead without a lock on the key. Where it holds the next event, to
+    -- pass it over would break the order if the cancel rolls back: a handover is left too.
     for v_pass in 1 .. 2 loop
         with vacant as materialized (
             select w.topic,
@@ -822,6 +822,12 @@ begin
         ), next as materialized (
             select v.*, v.standing_id is not null and v.standing_id < coalesce(v.blocked_id, v.standing_id + 1) as stands
               from vacant as v
+        ), standing as materialized (
+            select d.id
+              from next as n
+              join outbox_dead as d on d.id = n.standing_id
+             where n.stands
+               for update of d skip locked
         ), moved as (
             delete from outbox_blocked as b
              where b.ctid = any (array(
@@ -849,7 +855,7 @@ begin
                    case when n.stands then n.standing_id else n.blocked_id end,
                    nextval('outbox_turn_seq'::regclass)
               from next as n
-             where n.stands
+             where n.standing_id in (select s.id from standing as s)
                 or n.blocked_id in (select m.id from moved as m)
             on conflict on constraint outbox_turns_pkey do update
                set head = excluded.head,
@@ -858,8 +864,11 @@ begin
             insert into outbox_handovers (topic, ordering_key, turn)
             select n.topic, n.key, n.turn
               from next as n
-             where not n.stands
-               and n.blocked_id not in (select m.id from moved as m)
+             where case
+                       when n.stands then n.standing_id not in (select s.id from standing as s)
+                       when n.blocked_id is not null then n.blocked_id not in (select m.id from moved as m)
+                       else false
+                   end
         )
         select array_agg(n.topic), array_agg(n.key)
           into v_topics, v_keys
@@ -1052,7 +1061,8 @@ revoke all on function outbox_give_way(bigint[]) from public;
 -- begin sql/functions/outbox_hand_over.sql
 create or replace function outbox_hand_over(
     n integer,
-    noted_by timestamptz
+    noted_by timestamptz,
+    topics text[] default null
 )
 returns void
 language plpgsql
@@ -1065,17 +1075,20 @@ declare
     v_topics text[];
     v_keys text[];
 begin
-    -- Those that have somebody waiting need the turn alone, the others the key's row as well: while a producer holds
-    -- it, they would only be left anew.
+    -- Those that have somebody waiting need the turn and the next event's row, the others the key's row: while somebody
+    -- else holds what is needed, they would only be left anew. What is most often held is locked first: the locks before
+    -- one that is skipped stay until the transaction ends.
     v_handovers := array(
         select h.handover
           from outbox_handovers as h
           join outbox_turns as t on t.topic = h.topic and t.ordering_key = h.ordering_key
+          join outbox_blocked as b on b.topic = h.topic and b.ordering_key = h.ordering_key
+           and b.id = (select min(q.id) from outbox_blocked as q where q.topic = h.topic and q.ordering_key = h.ordering_key)
          where h.noted_at <= outbox_hand_over.noted_by
-           and exists (select from outbox_blocked as b where b.topic = h.topic and b.ordering_key = h.ordering_key)
+           and (outbox_hand_over.topics is null or h.topic = any (outbox_hand_over.topics))
          order by h.handover
          limit outbox_hand_over.n
-           for update of h, t skip locked
+           for update of b, t, h skip locked
     );
     v_more := array(
         select h.handover
@@ -1083,10 +1096,12 @@ begin
           join outbox_turns as t on t.topic = h.topic and t.ordering_key = h.ordering_key
           join outbox_keys as k on k.topic = h.topic and k.ordering_key = h.ordering_key
          where h.noted_at <= outbox_hand_over.noted_by
+           and (outbox_hand_over.topics is null or h.topic = any (outbox_hand_over.topics))
            and h.handover <> all (v_handovers)
+           and not exists (select from outbox_blocked as b where b.topic = h.topic and b.ordering_key = h.ordering_key)
          order by h.handover
          limit outbox_hand_over.n
-           for update of h, t, k skip locked
+           for update of k, t, h skip locked
     );
     -- A handover names a turn that has ended: who finds the key still at it may vacate it. A key without a row has no
     -- event left, and another turn has been passed on already: such handovers are moot.
@@ -1119,10 +1134,10 @@ begin
 end;
 $$;
 
-comment on function outbox_hand_over(integer, timestamptz) is
-    'Internal. Passes on turns that were left as handovers by then, at most n of each kind. Never waits.';
+comment on function outbox_hand_over(integer, timestamptz, text[]) is
+    'Internal. Passes on turns that were left as handovers by then, at most n of each kind; topics null: of all. Never waits.';
 
-revoke all on function outbox_hand_over(integer, timestamptz) from public;
+revoke all on function outbox_hand_over(integer, timestamptz, text[]) from public;
 -- end sql/functions/outbox_hand_over.sql
 
 -- begin sql/functions/outbox_version.sql
@@ -2111,7 +2126,8 @@ revoke all on function outbox_end_attempts(bigint[], bigint[], text, interval, b
 -- begin sql/functions/outbox_reclaim.sql
 create or replace function outbox_reclaim(
     n integer,
-    expired_by timestamptz
+    expired_by timestamptz,
+    topics text[] default null
 )
 returns table (
     expired integer,
@@ -2133,6 +2149,10 @@ begin
           select l.lease, l.id
             from outbox_leases as l
            where l.expires_at <= outbox_reclaim.expired_by
+             and (
+                 outbox_reclaim.topics is null
+                 or exists (select from outbox_lanes as q where q.lane = l.lane and q.topic = any (outbox_reclaim.topics))
+             )
            order by l.expires_at
            limit outbox_reclaim.n
              for update skip locked
@@ -2143,10 +2163,10 @@ begin
 end;
 $$;
 
-comment on function outbox_reclaim(integer, timestamptz) is
-    'Internal. Takes back at most n events whose lease had expired by then; answers how many, and how many of them are dead. Never waits.';
+comment on function outbox_reclaim(integer, timestamptz, text[]) is
+    'Internal. Takes back at most n events whose lease had expired by then (topics null: of all); answers how many, and how many of them are dead. Never waits.';
 
-revoke all on function outbox_reclaim(integer, timestamptz) from public;
+revoke all on function outbox_reclaim(integer, timestamptz, text[]) from public;
 -- end sql/functions/outbox_reclaim.sql
 
 -- begin sql/functions/outbox_claim.sql
@@ -2178,8 +2198,7 @@ declare
     v_lease bigint;
     v_delivered bigint;
     v_suspects_turn boolean := coalesce(nullif(current_setting('outbox.suspects_turn', true), '') = 'true', random() < 0.5);
-    v_expired_by timestamptz;
-    v_noted_by timestamptz;
+    v_late_by interval;
     v_tidied boolean := false;
 begin
     perform outbox_check_text('worker', worker, 200);
@@ -2336,17 +2355,17 @@ begin
             end if;
         end if;
 
-        -- Where nobody reaps, claims do a bounded share of it: one that found nothing at once, any other when it is
-        -- late, since what it touches stays out of others' reach until its transaction ends.
-        v_expired_by := v_now - case when v_delivered = 0 then interval '0' else interval '5 seconds' end;
-        v_noted_by := v_now - case when v_delivered = 0 then interval '0' else interval '0.1 seconds' end;
+        -- Where nobody reaps, claims do a share of it. What they touch stays out of others' reach until their transaction
+        -- ends, so they touch no more than they could deliver: of expired leases one, since its event is a suspect now.
+        -- A claim that found something leaves it alone until it is late.
+        v_late_by := case when v_delivered = 0 then interval '0' else interval '5 seconds' end;
         if not v_tidied and (
-            exists (select from outbox_leases as l where l.expires_at <= v_expired_by)
-            or exists (select from outbox_handovers as h where h.noted_at <= v_noted_by)
+            exists (select from outbox_leases as l where l.expires_at <= v_now - v_late_by)
+            or exists (select from outbox_handovers as h where h.noted_at <= v_now - v_late_by)
         ) then
             v_tidied := true;
-            perform outbox_hand_over(greatest(n, 100), v_noted_by);
-            perform outbox_reclaim(greatest(n, 100), v_expired_by);
+            perform outbox_hand_over(case when v_delivered = 0 then n else 1 end, v_now - v_late_by, topics);
+            perform outbox_reclaim(1, v_now - v_late_by, topics);
             continue when v_delivered = 0;
         end if;
         exit when v_delivered > 0 or v_ids is null;

@@ -31,7 +31,7 @@ log = logging.getLogger("pgoutbox")
 _LONGEST_ERROR = 8_000  # characters that outbox_fail keeps
 _SHORTEST_SLEEP = 0.02
 _LONGEST_BACKOFF = 4.0
-_REAP_EVERY = 60.0
+_REAP_EVERY = 10.0
 # A server that went away without a word must be noticed within a lease.
 _NETWORK = {
     "connect_timeout": 10,
@@ -139,7 +139,7 @@ class Worker:
     returns, with such a handler's thread abandoned: end the process. A second signal gives back
     at once. `run` raises what makes work impossible, such as a missing function or privilege.
 
-    It logs to the logger "pgoutbox" and configures nothing. About once a minute it reaps.
+    It logs to the logger "pgoutbox" and configures nothing. About every ten seconds it reaps.
     """
 
     def __init__(

@@ -26,8 +26,7 @@ declare
     v_lease bigint;
     v_delivered bigint;
     v_suspects_turn boolean := coalesce(nullif(current_setting('outbox.suspects_turn', true), '') = 'true', random() < 0.5);
-    v_expired_by timestamptz;
-    v_noted_by timestamptz;
+    v_late_by interval;
     v_tidied boolean := false;
 begin
     perform outbox_check_text('worker', worker, 200);
@@ -184,17 +183,17 @@ begin
             end if;
         end if;
 
-        -- Where nobody reaps, claims do a bounded share of it: one that found nothing at once, any other when it is
-        -- late, since what it touches stays out of others' reach until its transaction ends.
-        v_expired_by := v_now - case when v_delivered = 0 then interval '0' else interval '5 seconds' end;
-        v_noted_by := v_now - case when v_delivered = 0 then interval '0' else interval '0.1 seconds' end;
+        -- Where nobody reaps, claims do a share of it. What they touch stays out of others' reach until their transaction
+        -- ends, so they touch no more than they could deliver: of expired leases one, since its event is a suspect now.
+        -- A claim that found something leaves it alone until it is late.
+        v_late_by := case when v_delivered = 0 then interval '0' else interval '5 seconds' end;
         if not v_tidied and (
-            exists (select from outbox_leases as l where l.expires_at <= v_expired_by)
-            or exists (select from outbox_handovers as h where h.noted_at <= v_noted_by)
+            exists (select from outbox_leases as l where l.expires_at <= v_now - v_late_by)
+            or exists (select from outbox_handovers as h where h.noted_at <= v_now - v_late_by)
         ) then
             v_tidied := true;
-            perform outbox_hand_over(greatest(n, 100), v_noted_by);
-            perform outbox_reclaim(greatest(n, 100), v_expired_by);
+            perform outbox_hand_over(case when v_delivered = 0 then n else 1 end, v_now - v_late_by, topics);
+            perform outbox_reclaim(1, v_now - v_late_by, topics);
             continue when v_delivered = 0;
         end if;
         exit when v_delivered > 0 or v_ids is null;

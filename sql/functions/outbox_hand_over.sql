@@ -1,6 +1,7 @@
 create or replace function outbox_hand_over(
     n integer,
-    noted_by timestamptz
+    noted_by timestamptz,
+    topics text[] default null
 )
 returns void
 language plpgsql
@@ -13,17 +14,20 @@ declare
     v_topics text[];
     v_keys text[];
 begin
-    -- Those that have somebody waiting need the turn alone, the others the key's row as well: while a producer holds
-    -- it, they would only be left anew.
+    -- Those that have somebody waiting need the turn and the next event's row, the others the key's row: while somebody
+    -- else holds what is needed, they would only be left anew. What is most often held is locked first: the locks before
+    -- one that is skipped stay until the transaction ends.
     v_handovers := array(
         select h.handover
           from outbox_handovers as h
           join outbox_turns as t on t.topic = h.topic and t.ordering_key = h.ordering_key
+          join outbox_blocked as b on b.topic = h.topic and b.ordering_key = h.ordering_key
+           and b.id = (select min(q.id) from outbox_blocked as q where q.topic = h.topic and q.ordering_key = h.ordering_key)
          where h.noted_at <= outbox_hand_over.noted_by
-           and exists (select from outbox_blocked as b where b.topic = h.topic and b.ordering_key = h.ordering_key)
+           and (outbox_hand_over.topics is null or h.topic = any (outbox_hand_over.topics))
          order by h.handover
          limit outbox_hand_over.n
-           for update of h, t skip locked
+           for update of b, t, h skip locked
     );
     v_more := array(
         select h.handover
@@ -31,10 +35,12 @@ begin
           join outbox_turns as t on t.topic = h.topic and t.ordering_key = h.ordering_key
           join outbox_keys as k on k.topic = h.topic and k.ordering_key = h.ordering_key
          where h.noted_at <= outbox_hand_over.noted_by
+           and (outbox_hand_over.topics is null or h.topic = any (outbox_hand_over.topics))
            and h.handover <> all (v_handovers)
+           and not exists (select from outbox_blocked as b where b.topic = h.topic and b.ordering_key = h.ordering_key)
          order by h.handover
          limit outbox_hand_over.n
-           for update of h, t, k skip locked
+           for update of k, t, h skip locked
     );
     -- A handover names a turn that has ended: who finds the key still at it may vacate it. A key without a row has no
     -- event left, and another turn has been passed on already: such handovers are moot.
@@ -67,7 +73,7 @@ begin
 end;
 $$;
 
-comment on function outbox_hand_over(integer, timestamptz) is
-    'Internal. Passes on turns that were left as handovers by then, at most n of each kind. Never waits.';
+comment on function outbox_hand_over(integer, timestamptz, text[]) is
+    'Internal. Passes on turns that were left as handovers by then, at most n of each kind; topics null: of all. Never waits.';
 
-revoke all on function outbox_hand_over(integer, timestamptz) from public;
+revoke all on function outbox_hand_over(integer, timestamptz, text[]) from public;

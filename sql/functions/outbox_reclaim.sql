@@ -1,6 +1,7 @@
 create or replace function outbox_reclaim(
     n integer,
-    expired_by timestamptz
+    expired_by timestamptz,
+    topics text[] default null
 )
 returns table (
     expired integer,
@@ -22,6 +23,10 @@ begin
           select l.lease, l.id
             from outbox_leases as l
            where l.expires_at <= outbox_reclaim.expired_by
+             and (
+                 outbox_reclaim.topics is null
+                 or exists (select from outbox_lanes as q where q.lane = l.lane and q.topic = any (outbox_reclaim.topics))
+             )
            order by l.expires_at
            limit outbox_reclaim.n
              for update skip locked
@@ -32,7 +37,7 @@ begin
 end;
 $$;
 
-comment on function outbox_reclaim(integer, timestamptz) is
-    'Internal. Takes back at most n events whose lease had expired by then; answers how many, and how many of them are dead. Never waits.';
+comment on function outbox_reclaim(integer, timestamptz, text[]) is
+    'Internal. Takes back at most n events whose lease had expired by then (topics null: of all); answers how many, and how many of them are dead. Never waits.';
 
-revoke all on function outbox_reclaim(integer, timestamptz) from public;
+revoke all on function outbox_reclaim(integer, timestamptz, text[]) from public;

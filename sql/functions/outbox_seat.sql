@@ -15,8 +15,8 @@ begin
     -- First whoever visibly waits is let in, though a producer may hold the key's row. A key without anybody is taken
     -- down under the lock of that row, after a second look: it sees what the row's last holder committed. Where the row
     -- is held, its holder may be about to commit an event: a handover is left.
-    -- A cancel deletes from outbox_blocked without a lock on the key. Where it holds the next event, to let in the one
-    -- behind would break the order if the cancel rolls back: a handover is left too.
+    -- A cancel deletes from outbox_blocked and outbox_dead without a lock on the key. Where it holds the next event, to
+    -- pass it over would break the order if the cancel rolls back: a handover is left too.
     for v_pass in 1 .. 2 loop
         with vacant as materialized (
             select w.topic,
@@ -31,6 +31,12 @@ begin
         ), next as materialized (
             select v.*, v.standing_id is not null and v.standing_id < coalesce(v.blocked_id, v.standing_id + 1) as stands
               from vacant as v
+        ), standing as materialized (
+            select d.id
+              from next as n
+              join outbox_dead as d on d.id = n.standing_id
+             where n.stands
+               for update of d skip locked
         ), moved as (
             delete from outbox_blocked as b
              where b.ctid = any (array(
@@ -58,7 +64,7 @@ begin
                    case when n.stands then n.standing_id else n.blocked_id end,
                    nextval('outbox_turn_seq'::regclass)
               from next as n
-             where n.stands
+             where n.standing_id in (select s.id from standing as s)
                 or n.blocked_id in (select m.id from moved as m)
             on conflict on constraint outbox_turns_pkey do update
                set head = excluded.head,
@@ -67,8 +73,11 @@ begin
             insert into outbox_handovers (topic, ordering_key, turn)
             select n.topic, n.key, n.turn
               from next as n
-             where not n.stands
-               and n.blocked_id not in (select m.id from moved as m)
+             where case
+                       when n.stands then n.standing_id not in (select s.id from standing as s)
+                       when n.blocked_id is not null then n.blocked_id not in (select m.id from moved as m)
+                       else false
+                   end
         )
         select array_agg(n.topic), array_agg(n.key)
           into v_topics, v_keys
