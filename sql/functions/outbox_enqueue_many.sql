@@ -153,6 +153,9 @@ begin
         perform outbox_lock_keys(v_topics, v_keys);
     end if;
     v_ids := array(select nextval('outbox_events_id_seq'::regclass) from generate_series(1, v_count));
+    if exists (select from outbox_events as e where e.id = v_ids[1]) then
+        perform outbox_refuse_ids();
+    end if;
     with made as (
         insert into outbox_events as e
                (id, topic, payload, dedupe_key, ordering_key, headers, priority, available_at, max_attempts)
@@ -185,7 +188,7 @@ begin
     -- Duplicates, of earlier events or within the array: those to be ignored in one statement; the others, and those
     -- whose first event was removed meanwhile, one by one, in one order of the keys and then in the array's.
     if v_keys is not null then
-        perform outbox_reseat(v_topics, v_keys);
+        perform outbox_seat(v_topics, v_keys);
     end if;
     select array_agg(coalesce(c.id, d.id) order by i.place),
            array_agg(c.id is not null order by i.place)

@@ -22,7 +22,7 @@ begin
     );
     if exists (
         select from unnest(v_lanes) as l (lane)
-         where exists (select from outbox_ready as r where r.lane = l.lane)
+         where exists (select from outbox_fronts as f where f.lane = l.lane)
     ) then
         return v_now;
     end if;
