@@ -79,7 +79,7 @@ drop function if exists outbox_lock_keys(text[], text[]);
 
 drop function if exists outbox_lane(text, integer, boolean);
 
-drop function if exists outbox_refuse_ids();
+drop function if exists outbox_check_sequence();
 
 drop function if exists outbox_check_event(text, jsonb, text, text, integer, timestamptz, integer, text, text);
 

@@ -848,26 +848,31 @@ comment on function outbox_check_event(text, jsonb, text, text, integer, timesta
 revoke all on function outbox_check_event(text, jsonb, text, text, integer, timestamptz, integer, text, text) from public;
 -- end sql/functions/outbox_check_event.sql
 
--- begin sql/functions/outbox_refuse_ids.sql
-create or replace function outbox_refuse_ids()
+-- begin sql/functions/outbox_check_sequence.sql
+create or replace function outbox_check_sequence()
 returns void
 language plpgsql
 stable
 set search_path from current
 as $$
+declare
+    v_given bigint := (select q.last_value from outbox_events_id_seq as q);
+    v_taken bigint := (select max(e.id) from outbox_events as e);
 begin
-    raise exception using
-        errcode = 'unique_violation',
-        message = 'outbox_events_id_seq is behind the ids of outbox_events',
-        hint = 'Run: select setval(''outbox_events_id_seq'', max(id)) from outbox_events';
+    if v_given < v_taken then
+        raise exception using
+            errcode = 'unique_violation',
+            message = format('outbox_events_id_seq is at %s, behind the last event, %s', v_given, v_taken),
+            hint = 'Run: select setval(''outbox_events_id_seq'', max(id)) from outbox_events';
+    end if;
 end;
 $$;
 
-comment on function outbox_refuse_ids() is
-    'Internal. Raises 23505: the sequence gives ids that are taken, as after a restore or replication without it.';
+comment on function outbox_check_sequence() is
+    'Internal. Raises 23505 where the sequence gives ids that are taken, as after a restore or replication without it.';
 
-revoke all on function outbox_refuse_ids() from public;
--- end sql/functions/outbox_refuse_ids.sql
+revoke all on function outbox_check_sequence() from public;
+-- end sql/functions/outbox_check_sequence.sql
 
 -- begin sql/functions/outbox_lane.sql
 create or replace function outbox_lane(
@@ -963,7 +968,9 @@ begin
                    (select min(b.id) from outbox_blocked as b where b.topic = w.topic and b.ordering_key = w.key) as blocked_id,
                    (select min(d.id) from outbox_dead as d where d.standing_topic = w.topic and d.standing_key = w.key) as standing_id
               from (select distinct u.topic, u.key from unnest(v_topics, v_keys) as u (topic, key)) as w
-              left join outbox_turns as t on t.topic = w.topic and t.ordering_key = w.key
+              left join lateral (
+                       select q.head, q.turn from outbox_turns as q where q.topic = w.topic and q.ordering_key = w.key limit 1
+                   ) as t on true
              where t.head is null
                and w.key is not null
         ), next as materialized (
@@ -972,17 +979,22 @@ begin
         ), standing as materialized (
             select d.id
               from next as n
-              join outbox_dead as d on d.id = n.standing_id
+             cross join lateral (
+                       select q.id from outbox_dead as q where q.id = n.standing_id for update skip locked
+                   ) as d
              where n.stands
-               for update of d skip locked
         ), moved as (
             delete from outbox_blocked as b
              where b.ctid = any (array(
                        select c.ctid
                          from next as n
-                         join outbox_blocked as c on c.topic = n.topic and c.ordering_key = n.key and c.id = n.blocked_id
+                        cross join lateral (
+                                  select q.ctid
+                                    from outbox_blocked as q
+                                   where q.topic = n.topic and q.ordering_key = n.key and q.id = n.blocked_id
+                                     for update skip locked
+                              ) as c
                         where not n.stands
-                          for update of c skip locked
                    ))
             returning b.*
         ), ready as (
@@ -1030,13 +1042,22 @@ begin
             ), locked as materialized (
                 select k.topic, k.ordering_key
                   from empty as e
-                  join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.key
-                   for update of k skip locked
+                 cross join lateral (
+                           select q.topic, q.ordering_key
+                             from outbox_keys as q
+                            where q.topic = e.topic and q.ordering_key = e.key
+                              for update skip locked
+                       ) as k
             ), held as (
                 insert into outbox_handovers (topic, ordering_key, turn)
                 select t.topic, t.ordering_key, t.turn
                   from empty as e
-                  join outbox_turns as t on t.topic = e.topic and t.ordering_key = e.key
+                 cross join lateral (
+                           select q.topic, q.ordering_key, q.turn
+                             from outbox_turns as q
+                            where q.topic = e.topic and q.ordering_key = e.key
+                            limit 1
+                       ) as t
                  where (e.topic, e.key) not in (select l.topic, l.ordering_key from locked as l)
             )
             select array_agg(l.topic), array_agg(l.ordering_key)
@@ -1045,9 +1066,21 @@ begin
             exit when v_topics is null;
         else
             delete from outbox_turns as t
-             where (t.topic, t.ordering_key) in (select u.topic, u.key from unnest(v_topics, v_keys) as u (topic, key));
+             where t.ctid = any (array(
+                       select c.ctid
+                         from unnest(v_topics, v_keys) as u (topic, key)
+                        cross join lateral (
+                                  select q.ctid from outbox_turns as q where q.topic = u.topic and q.ordering_key = u.key limit 1
+                              ) as c
+                   ));
             delete from outbox_keys as k
-             where (k.topic, k.ordering_key) in (select u.topic, u.key from unnest(v_topics, v_keys) as u (topic, key));
+             where k.ctid = any (array(
+                       select c.ctid
+                         from unnest(v_topics, v_keys) as u (topic, key)
+                        cross join lateral (
+                                  select q.ctid from outbox_keys as q where q.topic = u.topic and q.ordering_key = u.key limit 1
+                              ) as c
+                   ));
         end if;
     end loop;
 end;
@@ -1071,27 +1104,43 @@ set search_path from current
 as $$
 begin
     perform
-       from outbox_turns as t
-      where (t.topic, t.ordering_key) in (select u.topic, u.key from unnest(outbox_reseat.topics, outbox_reseat.keys) as u (topic, key))
-      order by t.topic collate "C", t.ordering_key collate "C"
-        for update;
+       from (
+           select u.topic, u.key
+             from unnest(outbox_reseat.topics, outbox_reseat.keys) as u (topic, key)
+            group by u.topic, u.key
+            order by u.topic collate "C", u.key collate "C"
+       ) as u
+      cross join lateral (
+                select from outbox_turns as q where q.topic = u.topic and q.ordering_key = u.key for update
+            ) as t;
 
     -- A head that a claim holds (locked, or already leased) stays: the lower id comes next after the one in flight.
     with overtaken as materialized (
-        select t.topic, t.ordering_key, t.head
-          from outbox_turns as t
-         where (t.topic, t.ordering_key) in (select u.topic, u.key from unnest(outbox_reseat.topics, outbox_reseat.keys) as u (topic, key))
-           and t.head > (select min(b.id) from outbox_blocked as b where b.topic = t.topic and b.ordering_key = t.ordering_key)
+        select t.ctid, t.topic, t.ordering_key, t.head
+          from (
+              select distinct u.topic, u.key from unnest(outbox_reseat.topics, outbox_reseat.keys) as u (topic, key)
+          ) as u
+         cross join lateral (
+                   select q.ctid, q.topic, q.ordering_key, q.head
+                     from outbox_turns as q
+                    where q.topic = u.topic and q.ordering_key = u.key
+                    limit 1
+               ) as t
+         where t.head > (select min(b.id) from outbox_blocked as b where b.topic = t.topic and b.ordering_key = t.ordering_key)
     ), from_ready as (
         delete from outbox_ready as r
          where r.ctid = any (array(
-                   select c.ctid from overtaken as o join outbox_ready as c on c.id = o.head for update of c skip locked
+                   select c.ctid
+                     from overtaken as o
+                    cross join lateral (select q.ctid from outbox_ready as q where q.id = o.head for update skip locked) as c
                ))
         returning r.lane, r.id, r.attempts, r.lost_leases, null::timestamptz as available_at, r.last_error
     ), from_scheduled as (
         delete from outbox_scheduled as s
          where s.ctid = any (array(
-                   select c.ctid from overtaken as o join outbox_scheduled as c on c.id = o.head for update of c skip locked
+                   select c.ctid
+                     from overtaken as o
+                    cross join lateral (select q.ctid from outbox_scheduled as q where q.id = o.head for update skip locked) as c
                ))
         returning s.lane, s.id, s.attempts, s.lost_leases, s.available_at, s.last_error
     ), back as (
@@ -1103,9 +1152,12 @@ begin
     )
     update outbox_turns as t
        set head = null
-     where t.head in (select o.head from overtaken as o)
-       and (t.topic, t.ordering_key) in (select o.topic, o.ordering_key from overtaken as o)
-       and (t.head in (select b.id from back as b) or exists (select from outbox_dead as d where d.id = t.head));
+     where t.ctid = any (array(
+               select o.ctid
+                 from overtaken as o
+                where o.head in (select b.id from back as b)
+                   or exists (select from outbox_dead as d where d.id = o.head offset 0)
+           ));
 
     perform outbox_seat(outbox_reseat.topics, outbox_reseat.keys);
 end;
@@ -1130,15 +1182,24 @@ declare
 begin
     -- Whoever waits is looked for in a later statement than the lock.
     with ended as materialized (
-        select t.topic, t.ordering_key, t.turn
+        select t.topic, t.ordering_key, t.head, t.turn
           from outbox_events as e
-          join outbox_turns as t on t.topic = e.topic and t.ordering_key = e.ordering_key and t.head = e.id
+         cross join lateral (
+                   select q.topic, q.ordering_key, q.head, q.turn
+                     from outbox_turns as q
+                    where q.topic = e.topic and q.ordering_key = e.ordering_key and q.head = e.id
+                    limit 1
+               ) as t
          where e.id = any (outbox_unblock.ids)
     ), locked as materialized (
-        select t.topic, t.ordering_key, t.turn
+        select t.ctid, e.turn
           from ended as e
-          join outbox_turns as t on t.topic = e.topic and t.ordering_key = e.ordering_key and t.turn = e.turn
-           for update of t skip locked
+         cross join lateral (
+                   select q.ctid
+                     from outbox_turns as q
+                    where q.topic = e.topic and q.ordering_key = e.ordering_key and q.turn = e.turn and q.head = e.head
+                      for update skip locked
+               ) as t
     ), held as (
         insert into outbox_handovers (topic, ordering_key, turn)
         select e.topic, e.ordering_key, e.turn
@@ -1147,9 +1208,7 @@ begin
     ), vacated as (
         update outbox_turns as t
            set head = null
-          from locked as l
-         where t.topic = l.topic
-           and t.ordering_key = l.ordering_key
+         where t.ctid = any (array(select l.ctid from locked as l))
         returning t.topic, t.ordering_key
     )
     select array_agg(v.topic), array_agg(v.ordering_key)
@@ -1184,14 +1243,21 @@ begin
       from (
           select k.topic, k.ordering_key
             from outbox_events as e
-            join outbox_turns as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.head = e.id
+           cross join lateral (
+                     select q.topic, q.ordering_key
+                       from outbox_turns as q
+                      where q.topic = e.topic
+                        and q.ordering_key = e.ordering_key
+                        and q.head = e.id
+                        and exists (
+                                select
+                                  from outbox_blocked as b
+                                 where b.topic = e.topic and b.ordering_key = e.ordering_key and b.id < e.id
+                                offset 0
+                            )
+                        for update skip locked
+                 ) as k
            where e.id = any (outbox_give_way.ids)
-             and exists (
-                     select
-                       from outbox_blocked as b
-                      where b.topic = k.topic and b.ordering_key = k.ordering_key and b.id < k.head
-                 )
-             for update of k skip locked
       ) as k;
     if v_topics is not null then
         perform outbox_reseat(v_topics, v_keys);
@@ -1245,7 +1311,7 @@ begin
          where h.noted_at <= outbox_hand_over.noted_by
            and (outbox_hand_over.topics is null or h.topic = any (outbox_hand_over.topics))
            and h.handover <> all (v_handovers)
-           and not exists (select from outbox_blocked as b where b.topic = h.topic and b.ordering_key = h.ordering_key)
+           and not exists (select from outbox_blocked as b where b.topic = h.topic and b.ordering_key = h.ordering_key offset 0)
          order by h.handover
          limit outbox_hand_over.n
            for update of k, t, h skip locked
@@ -1270,7 +1336,7 @@ begin
                select m.handover
                  from outbox_handovers as m
                 where m.noted_at <= outbox_hand_over.noted_by
-                  and not exists (select from outbox_turns as t where t.topic = m.topic and t.ordering_key = m.ordering_key)
+                  and not exists (select from outbox_turns as t where t.topic = m.topic and t.ordering_key = m.ordering_key offset 0)
                 order by m.handover
                 limit outbox_hand_over.n
                   for update of m skip locked
@@ -1374,7 +1440,7 @@ begin
                         where l.topic = n.topic and l.priority = n.priority and not l.suspect
                    ) as l
              where n.ordering_key is null
-               and not exists (select from outbox_ready as r where r.id = n.id)
+               and not exists (select from outbox_ready as r where r.id = n.id offset 0)
         ), scheduled as (
             insert into outbox_scheduled (available_at, lane, id)
             select u.available_at, u.lane, u.id from unrouted as u where u.available_at > v_now
@@ -1401,7 +1467,7 @@ begin
                group by n.topic, n.ordering_key
           ) as a
          where not exists (
-                   select from outbox_turns as t where t.topic = a.topic and t.ordering_key = a.ordering_key
+                   select from outbox_turns as t where t.topic = a.topic and t.ordering_key = a.ordering_key offset 0
                );
 
         with placed as materialized (
@@ -1773,9 +1839,7 @@ begin
             return;
         end if;
         id := null;
-        if (select q.last_value from outbox_events_id_seq as q) < (select max(e.id) from outbox_events as e) then
-            perform outbox_refuse_ids();
-        end if;
+        perform outbox_check_sequence();
     end loop;
 end;
 $$;
@@ -1941,10 +2005,8 @@ begin
     if v_keys is not null then
         perform outbox_lock_keys(v_topics, v_keys);
     end if;
+    perform outbox_check_sequence();
     v_ids := array(select nextval('outbox_events_id_seq'::regclass) from generate_series(1, v_count));
-    if exists (select from outbox_events as e where e.id = v_ids[1]) then
-        perform outbox_refuse_ids();
-    end if;
     with made as (
         insert into outbox_events as e
                (id, topic, payload, dedupe_key, ordering_key, headers, priority, available_at, max_attempts)
@@ -1984,10 +2046,14 @@ begin
       into v_answers, v_was_created
       from unnest(v_ids) with ordinality as i (id, place)
       left join unnest(v_created) as c (id) on c.id = i.id
-      left join jsonb_array_elements(events) with ordinality as e (event, place)
-        on e.place = i.place and coalesce(e.event ->> 'on_duplicate', 'ignore') = 'ignore'
-      left join outbox_events as d
-        on c.id is null and d.topic = e.event ->> 'topic' and d.dedupe_key = e.event ->> 'dedupe_key';
+      left join lateral (
+               select q.id
+                 from outbox_events as q
+                where q.topic = events -> (i.place - 1)::integer ->> 'topic'
+                  and q.dedupe_key = events -> (i.place - 1)::integer ->> 'dedupe_key'
+                  and coalesce(events -> (i.place - 1)::integer ->> 'on_duplicate', 'ignore') = 'ignore'
+                limit 1
+           ) as d on c.id is null;
     v_was_changed := v_was_created;
     for v_place, v_event in
         select e.place, e.event
@@ -2065,17 +2131,18 @@ begin
     with keyed as materialized (
         select d.id, e.topic, e.ordering_key, p.on_dead
           from outbox_dead as d
-          join outbox_events as e on e.id = d.id
-          join outbox_policies as p on p.lane = d.lane
+         cross join lateral (
+                   select q.topic, q.ordering_key from outbox_events as q where q.id = d.id limit 1
+               ) as e
+         cross join lateral (select q.on_dead from outbox_policies as q where q.lane = d.lane limit 1) as p
          where d.id = any (outbox_settle_dead.ids)
            and e.ordering_key is not null
     ), standing as (
         update outbox_dead as d
-           set standing_topic = k.topic,
-               standing_key = k.ordering_key
-          from keyed as k
-         where d.id = k.id
-           and k.on_dead = 'block'
+           set (standing_topic, standing_key) = (
+                   select q.topic, q.ordering_key from outbox_events as q where q.id = d.id
+               )
+         where d.id = any (array(select k.id from keyed as k where k.on_dead = 'block'))
     )
     select array_agg(k.id) into v_gone from keyed as k where k.on_dead = 'skip';
     if v_gone is not null then
@@ -2128,7 +2195,7 @@ begin
                    select q.id, q.topic, q.max_attempts from outbox_events as q where q.id = c.id limit 1
                ) as e
          cross join outbox_defaults as d
-          left join outbox_topics as t on t.topic = e.topic
+          left join lateral (select q.max_attempts from outbox_topics as q where q.topic = e.topic limit 1) as t on true
          cross join lateral (
                    select r.attempts from outbox_ready as r where r.id = c.id
                    union all
@@ -2138,13 +2205,17 @@ begin
     ), ready as (
         delete from outbox_ready as r
          where r.ctid = any (array(
-                   select c.ctid from spent as s join outbox_ready as c on c.id = s.id for update of c skip locked
+                   select c.ctid
+                     from spent as s
+                    cross join lateral (select q.ctid from outbox_ready as q where q.id = s.id for update skip locked) as c
                ))
         returning r.id, r.lane, r.attempts, r.lost_leases, r.last_error
     ), scheduled as (
         delete from outbox_scheduled as s
          where s.ctid = any (array(
-                   select c.ctid from spent as s join outbox_scheduled as c on c.id = s.id for update of c skip locked
+                   select c.ctid
+                     from spent as s
+                    cross join lateral (select q.ctid from outbox_scheduled as q where q.id = s.id for update skip locked) as c
                ))
         returning s.id, s.lane, s.attempts, s.lost_leases, s.last_error
     ), buried as (
@@ -2467,8 +2538,10 @@ begin
                      and not s.paused
                      and (outbox_claim.topics is null or s.topic = any (outbox_claim.topics))
                      and (
-                         exists (select from outbox_fronts as f where f.lane = s.lane)
-                         or exists (select from outbox_scheduled as d where d.lane = s.lane and d.available_at <= v_now)
+                         exists (select from outbox_fronts as f where f.lane = s.lane offset 0)
+                         or exists (
+                                select from outbox_scheduled as d where d.lane = s.lane and d.available_at <= v_now offset 0
+                            )
                      )
               ) as s
              cross join lateral (
@@ -2512,6 +2585,7 @@ begin
                                               from outbox_scheduled as s
                                              where s.lane = l.lane
                                                and s.available_at <= v_now
+                                            offset 0
                                         ) then least(v_now, (
                                             select e.created_at
                                               from outbox_fronts as f
@@ -2962,7 +3036,7 @@ begin
     );
     if exists (
         select from unnest(v_lanes) as l (lane)
-         where exists (select from outbox_fronts as f where f.lane = l.lane)
+         where exists (select from outbox_fronts as f where f.lane = l.lane offset 0)
     ) then
         return v_now;
     end if;
@@ -3051,12 +3125,13 @@ begin
                 select e.id
                   from outbox_events as e
                  where e.id = any (v_candidates)
-                   and not exists (select from outbox_ready as r where r.id = e.id)
-                   and not exists (select from outbox_scheduled as s where s.id = e.id)
-                   and not exists (select from outbox_dead as d where d.id = e.id)
+                   and not exists (select from outbox_ready as r where r.id = e.id offset 0)
+                   and not exists (select from outbox_scheduled as s where s.id = e.id offset 0)
+                   and not exists (select from outbox_dead as d where d.id = e.id offset 0)
                    and not exists (
                            select from outbox_blocked as b
                             where b.topic = e.topic and b.ordering_key = e.ordering_key and b.id = e.id
+                           offset 0
                        )
                    and e.id not in (select l.id from outbox_leases as l)
                  order by e.id
@@ -3066,12 +3141,13 @@ begin
             v_full := cardinality(v_ids) = n - v_total;
             delete from outbox_events as e
              where e.id = any (v_ids)
-               and not exists (select from outbox_ready as r where r.id = e.id)
-               and not exists (select from outbox_scheduled as s where s.id = e.id)
-               and not exists (select from outbox_dead as d where d.id = e.id)
+               and not exists (select from outbox_ready as r where r.id = e.id offset 0)
+               and not exists (select from outbox_scheduled as s where s.id = e.id offset 0)
+               and not exists (select from outbox_dead as d where d.id = e.id offset 0)
                and not exists (
                        select from outbox_blocked as b
                         where b.topic = e.topic and b.ordering_key = e.ordering_key and b.id = e.id
+                       offset 0
                    )
                and e.id not in (select l.id from outbox_leases as l);
             get diagnostics v_pruned = row_count;
@@ -3223,6 +3299,16 @@ begin
        and e.ordering_key is not null;
     if v_keys is not null then
         perform outbox_lock_keys(v_topics, v_keys);
+        perform
+           from (
+               select u.topic, u.key
+                 from unnest(v_topics, v_keys) as u (topic, key)
+                group by u.topic, u.key
+                order by u.topic collate "C", u.key collate "C"
+           ) as u
+          cross join lateral (
+                    select from outbox_turns as q where q.topic = u.topic and q.ordering_key = u.key for update
+                ) as t;
     end if;
 
     -- A keyed event enters behind its key's row, at the place of its id.
@@ -3233,7 +3319,9 @@ begin
     ), placed as materialized (
         select r.id, r.last_error, e.topic, e.ordering_key, outbox_lane(e.topic, e.priority, false) as lane
           from redriven as r
-          join outbox_events as e on e.id = r.id
+         cross join lateral (
+                   select q.topic, q.ordering_key, q.priority from outbox_events as q where q.id = r.id limit 1
+               ) as e
     ), blocked as (
         insert into outbox_blocked (topic, ordering_key, id, lane, last_error)
         select p.topic, p.ordering_key, p.id, p.lane, p.last_error
@@ -3242,8 +3330,16 @@ begin
     ), vacated as (
         update outbox_turns as t
            set head = null
-         where (t.topic, t.ordering_key) in (select p.topic, p.ordering_key from placed as p)
-           and t.head in (select p.id from placed as p)
+         where t.ctid = any (array(
+                   select c.ctid
+                     from placed as p
+                    cross join lateral (
+                              select q.ctid
+                                from outbox_turns as q
+                               where q.topic = p.topic and q.ordering_key = p.ordering_key and q.head = p.id
+                               limit 1
+                          ) as c
+               ))
     )
     insert into outbox_ready (lane, id, last_error)
     select p.lane, p.id, p.last_error
@@ -3306,9 +3402,13 @@ begin
          where b.ctid = any (array(
                    select c.ctid
                      from outbox_events as e
-                     join outbox_blocked as c on c.topic = e.topic and c.ordering_key = e.ordering_key and c.id = e.id
+                    cross join lateral (
+                              select q.ctid
+                                from outbox_blocked as q
+                               where q.topic = e.topic and q.ordering_key = e.ordering_key and q.id = e.id
+                                 for update skip locked
+                          ) as c
                     where e.id = any (v_ids)
-                      for update of c skip locked
                ))
         returning b.id
     ), dead as (
@@ -3651,20 +3751,20 @@ do $$
 declare
     c_relations constant text[] := array[
         'outbox_blocked', 'outbox_dead', 'outbox_dead_letters', 'outbox_defaults', 'outbox_event_status',
-        'outbox_events', 'outbox_events_id_seq', 'outbox_handovers', 'outbox_heads', 'outbox_fronts', 'outbox_walks', 'outbox_handovers_handover_seq', 'outbox_keys',
-        'outbox_lanes', 'outbox_lanes_lane_seq', 'outbox_lease_seq', 'outbox_leases', 'outbox_policies',
-        'outbox_prune_seq', 'outbox_ready', 'outbox_scheduled', 'outbox_stats', 'outbox_topics', 'outbox_turn_seq',
-        'outbox_turns'
+        'outbox_events', 'outbox_events_id_seq', 'outbox_fronts', 'outbox_handovers',
+        'outbox_handovers_handover_seq', 'outbox_heads', 'outbox_keys', 'outbox_lanes', 'outbox_lanes_lane_seq',
+        'outbox_lease_seq', 'outbox_leases', 'outbox_policies', 'outbox_prune_seq', 'outbox_ready',
+        'outbox_scheduled', 'outbox_stats', 'outbox_topics', 'outbox_turn_seq', 'outbox_turns', 'outbox_walks'
     ];
     c_functions constant text[] := array[
         'outbox_ack', 'outbox_backoff', 'outbox_bury_spent', 'outbox_cancel', 'outbox_channel', 'outbox_check_event',
         'outbox_check_ids', 'outbox_check_integer', 'outbox_check_interval', 'outbox_check_lease',
-        'outbox_check_text', 'outbox_check_topics', 'outbox_claim', 'outbox_configure', 'outbox_end_attempts',
-        'outbox_enqueue', 'outbox_enqueue_many', 'outbox_extend', 'outbox_fail', 'outbox_finish', 'outbox_give_way',
-        'outbox_hand_over', 'outbox_lane', 'outbox_made', 'outbox_move_heads', 'outbox_lock_keys', 'outbox_next_due', 'outbox_pause', 'outbox_prune',
-        'outbox_reap', 'outbox_reclaim', 'outbox_redrive', 'outbox_refuse_ids', 'outbox_release', 'outbox_replace', 'outbox_requeue',
-        'outbox_reseat', 'outbox_resume', 'outbox_route', 'outbox_seat', 'outbox_settle_dead', 'outbox_stamp',
-        'outbox_unblock', 'outbox_version'
+        'outbox_check_sequence', 'outbox_check_text', 'outbox_check_topics', 'outbox_claim', 'outbox_configure',
+        'outbox_end_attempts', 'outbox_enqueue', 'outbox_enqueue_many', 'outbox_extend', 'outbox_fail',
+        'outbox_finish', 'outbox_give_way', 'outbox_hand_over', 'outbox_lane', 'outbox_lock_keys', 'outbox_made',
+        'outbox_move_heads', 'outbox_next_due', 'outbox_pause', 'outbox_prune', 'outbox_reap', 'outbox_reclaim',
+        'outbox_redrive', 'outbox_release', 'outbox_replace', 'outbox_requeue', 'outbox_reseat', 'outbox_resume',
+        'outbox_route', 'outbox_seat', 'outbox_settle_dead', 'outbox_stamp', 'outbox_unblock', 'outbox_version'
     ];
     v_grant record;
 begin

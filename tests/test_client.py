@@ -635,3 +635,9 @@ def test_the_core_needs_psycopg_alone_and_is_short() -> None:
     files = [Path(line) for line in answer.stdout.split()]
     assert len(files) >= 2
     assert sum(len(file.read_text().splitlines()) for file in files) < 400
+
+
+@pytest.mark.once
+def test_what_is_no_connection_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match=r"no psycopg\.Connection: 'postgresql://"):
+        Outbox("postgresql://localhost")  # type: ignore[arg-type]

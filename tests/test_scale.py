@@ -1,7 +1,7 @@
 """Ten thousand events at a time: work that grows with the square of their number does not end in time.
 
-The bound is ten times what linear work takes, or more. The planner is as badly informed as a queue
-informs it: statistics say that the tables are empty, or there are none, and nobody analyzes.
+Linear work takes a tenth of the bound. The planner is as badly informed as a queue informs it:
+statistics say that the tables are empty, or there are none, and nobody analyzes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from concurrency import (
     expire,
     extend,
     fail,
+    ids,
     make_due,
     reap,
     redrive,
@@ -33,7 +34,7 @@ from concurrency import (
 from conftest import Connect, Databases
 
 N = 10_000
-SECONDS = 5
+BOUND = "5s"
 ZERO = timedelta(0)
 FAR = "2100-01-01T00:00:00Z"
 
@@ -92,7 +93,8 @@ def never_analyzed(databases: Databases, template: str) -> Iterator[str]:
     with databases.database(template) as dsn:
         with psycopg.connect(dsn, autocommit=True) as conn:
             tables = conn.execute(
-                "select oid::regclass::text from pg_class where relkind = 'r' and relname like 'outbox\\_%'"
+                "select oid::regclass::text from pg_class"
+                " where relkind = 'r' and relname like 'outbox\\_%'"
             ).fetchall()
             for (table,) in tables:
                 conn.execute(f"alter table {table} set (autovacuum_enabled = off)")
@@ -109,36 +111,49 @@ def analyzed_empty(databases: Databases, never_analyzed: str) -> Iterator[str]:
         yield dsn
 
 
-@pytest.fixture(params=["analyzed empty", "never analyzed"])
+@pytest.fixture(params=["analyzed empty, new session", "analyzed empty, old session"])
+def state(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
 def dsn(
-    request: pytest.FixtureRequest, databases: Databases, never_analyzed: str, analyzed_empty: str
+    state: str, databases: Databases, never_analyzed: str, analyzed_empty: str
 ) -> Iterator[str]:
-    empty = request.param == "analyzed empty"
-    with databases.database(analyzed_empty if empty else never_analyzed) as dsn:
+    template = never_analyzed if state == "never analyzed" else analyzed_empty
+    with databases.database(template) as dsn:
         yield dsn
 
 
 @pytest.fixture
-def conn(connect: Connect, request: pytest.FixtureRequest) -> Connection:
-    """A session that cannot run for longer than the bound; in an analyzed queue, its plans are old."""
+def conn(state: str, connect: Connect) -> Connection:
+    """A session none of whose statements may take longer than the bound.
+
+    An old session has made its plans while the tables were empty.
+    """
     conn = connect(autocommit=True)
-    if "analyzed empty" in request.node.callspec.params.values():
+    if state == "analyzed empty, old session":
         use_everything(conn)
-    conn.execute(f"set statement_timeout = '{SECONDS}s'")
+    conn.execute(f"set statement_timeout = '{BOUND}'")
     return conn
 
 
-def ready(conn: Connection, **columns: Any) -> None:
-    """N events that can be claimed."""
-    assert len(enqueue_many(conn, events(**columns))) == N
+def ready(conn: Connection, n: int = N, **columns: Any) -> list[Any]:
+    """What enqueue_many answers for n events."""
+    rows = enqueue_many(conn, events(n, **columns))
+    assert len(rows) == n
+    return rows
 
 
-def leased(conn: Connection, **columns: Any) -> int:
-    """The lease of N events in flight."""
-    ready(conn, **columns)
+def claimed(conn: Connection) -> int:
+    """The lease of the N events that one claim gets."""
     rows = claim(conn, N)
     assert len(rows) == N
     return int(rows[0].lease)
+
+
+def all_ids(conn: Connection, table: str) -> list[int]:
+    return [id for (id,) in conn.execute(f"select id from {table} order by random()").fetchall()]
 
 
 def fastest(function: Callable[[], Any]) -> float:
@@ -151,61 +166,118 @@ def fastest(function: Callable[[], Any]) -> float:
     return min(times)
 
 
-# Enqueue and claim ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "columns",
     [
-        {"ordering_key": own_key},
-        {"ordering_key": own_key, "dedupe_key": own_key},
-        {"ordering_key": "k"},
         {"topic": own_key},
         {"topic": own_key, "ordering_key": "k", "available_at": FAR},
+        {"ordering_key": own_key, "dedupe_key": own_key},
+        {"ordering_key": own_key},
     ],
-    ids=["own keys", "own dedupe keys", "one key", "own topics", "own topics, keyed, scheduled"],
+    ids=["own topics", "own topics, keyed, scheduled", "own keys, twice", "own keys"],
 )
 def test_enqueue_many(columns: dict[str, Any], conn: Connection) -> None:
     ready(conn, **columns)
     # Once more: duplicates, or behind those that are there.
-    assert len(enqueue_many(conn, events(**columns))) == N
-
-
-@pytest.mark.parametrize("keyed", [False, True], ids=["unkeyed", "keyed"])
-@pytest.mark.parametrize("on_duplicate", ["ignore", "replace", "requeue"])
-def test_enqueue_many_of_duplicates(on_duplicate: str, keyed: bool, conn: Connection) -> None:
-    columns = {"dedupe_key": own_key} | ({"ordering_key": own_key} if keyed else {})
-    lease = leased(conn, **columns)
-    fail(conn, lease)
-    rows = enqueue_many(conn, events(**columns, on_duplicate=on_duplicate))
-    assert [row.changed for row in rows] == [on_duplicate != "ignore"] * N
-
-
-@pytest.mark.parametrize("keyed", [False, True], ids=["unkeyed", "keyed"])
-@pytest.mark.parametrize("due", [False, True], ids=["ready", "due"])
-def test_claim(due: bool, keyed: bool, conn: Connection) -> None:
-    columns = ({"ordering_key": own_key} if keyed else {}) | ({"available_at": FAR} if due else {})
     ready(conn, **columns)
+
+
+@pytest.mark.parametrize("on_duplicate", ["replace", "requeue"])
+def test_enqueue_many_of_duplicates(on_duplicate: str, conn: Connection) -> None:
+    """A quarter of the events, since each is a call of its own."""
+    keys = {"dedupe_key": own_key, "ordering_key": own_key}
+    ready(conn, N // 4, **keys)
+    fail(conn, claim(conn, N)[0].lease)
+    rows = ready(conn, N // 4, **keys, on_duplicate=on_duplicate)
+    assert all(row.changed for row in rows)
+
+
+def live(conn: Connection, followed: bool = False, on_dead: str = "skip", **keys: Any) -> None:
+    """Events are enqueued and end each way but one; followed: by another of the same key."""
+    configure(conn, backoff_base=ZERO, backoff_cap=ZERO, on_dead=on_dead)
+    ready(conn, **keys)
+    lease = claimed(conn)
+    if followed:
+        ready(conn, **keys)
+    assert len(extend(conn, lease, lease_for=timedelta(hours=1))) == N
+    assert len(release(conn, lease)) == N
+    assert len(fail(conn, claimed(conn))) == N
+    assert len(fail(conn, claimed(conn), dead=True)) == N
+    redriven = conn.execute("select outbox_redrive(topic => 't', n => %s)", [N]).fetchall()
+    assert len(redriven) == N
+    claimed(conn)
+    expire(conn)
+    configure(conn, max_attempts=1)
+    row = reap(conn, N)
+    assert (row.expired, row.dead) == (N, N)
+    if followed or on_dead == "block":
+        assert len(cancel(conn, all_ids(conn, "outbox_dead"))) == N
+    if followed:
+        assert len(cancel(conn, all_ids(conn, "outbox_ready"))) == N
+    assert count(conn, "outbox_turns") == 0
+
+
+@pytest.mark.parametrize(
+    "events",
+    [{}, {"ordering_key": own_key, "followed": True}, {"ordering_key": own_key, "on_dead": "block"}],
+    ids=["unkeyed", "keyed, with successors", "keyed, standing"],
+)
+def test_each_way_to_end_an_attempt(events: dict[str, Any], conn: Connection) -> None:
+    live(conn, **events)
+
+
+@pytest.mark.parametrize("state", ["never analyzed"])
+def test_each_way_to_end_an_attempt_without_statistics(conn: Connection) -> None:
+    live(conn, ordering_key=own_key, followed=True)
+
+
+@pytest.mark.parametrize("followed", [False, True], ids=["last of their keys", "with successors"])
+def test_ack(followed: bool, conn: Connection) -> None:
+    ready(conn, ordering_key=own_key)
+    lease = claimed(conn)
+    if followed:
+        ready(conn, ordering_key=own_key)
+    assert len(ack(conn, lease)) == N
+    assert count(conn, "outbox_turns") == count(conn, "outbox_ready") == (N if followed else 0)
+
+
+def test_ack_by_ids_of_what_is_not_kept(conn: Connection) -> None:
+    configure(conn, retention=ZERO)
+    ready(conn, ordering_key=own_key)
+    assert len(ack(conn, claimed(conn), all_ids(conn, "outbox_leases"))) == N
+    assert count(conn, "outbox_events") == 0
+
+
+def test_a_cancel_of_blocked_events(conn: Connection) -> None:
+    ready(conn, N, ordering_key=own_key)
+    ready(conn, N, ordering_key=own_key)
+    assert len(cancel(conn, all_ids(conn, "outbox_blocked"))) == N
+
+
+def test_a_claim_of_due_events(conn: Connection) -> None:
+    ready(conn, available_at=FAR)
     make_due(conn)
-    assert len(claim(conn, N)) == N
+    claimed(conn)
 
 
-def test_claim_over_suspects_whose_attempts_are_spent(conn: Connection) -> None:
+def test_a_claim_over_suspects_whose_attempts_are_spent(conn: Connection) -> None:
     configure(conn, backoff_base=ZERO, backoff_cap=ZERO)
-    leased(conn)
+    ready(conn)
+    claimed(conn)
     expire(conn)
     assert reap(conn, N).expired == N
     configure(conn, max_attempts=1)
     enqueue(conn, payload="fresh")
-    rows = claim(conn, N) or claim(conn, N)
-    assert [row.payload for row in rows] == ["fresh"]
-    assert claim(conn, N) == []
+    assert [row.payload for row in claim(conn) + claim(conn)] == ["fresh"]
     assert count(conn, "outbox_dead") == N
 
 
 def test_an_idle_claim_beside_due_events_of_a_paused_topic(conn: Connection) -> None:
-    for _ in range(10):
-        ready(conn, topic="paused", available_at=FAR)
+    conn.execute(
+        "insert into outbox_events (topic, payload, available_at)"
+        " select 'paused', '1', %s from generate_series(1, %s)",
+        [FAR, 10 * N],
+    )
     make_due(conn)
     conn.execute("select outbox_pause('paused')")
     enqueue(conn)
@@ -215,105 +287,44 @@ def test_an_idle_claim_beside_due_events_of_a_paused_topic(conn: Connection) -> 
 
 
 def test_next_due_over_many_lanes(conn: Connection) -> None:
-    enqueue_many(conn, events(1000, topic=own_key))
+    ready(conn, 1000, topic=own_key)
     assert len(claim(conn, N)) == 1000
-    enqueue_many(conn, events(1000, topic=own_key, available_at=FAR))
-    ready(conn, available_at=FAR)
+    ready(conn, available_at=FAR, topic=lambda i: f"k{i % 1000}")
     assert fastest(lambda: conn.execute("select outbox_next_due()")) < 0.1
 
 
-# The end of an attempt ------------------------------------------------------------------------
-
-
-KEYS = pytest.mark.parametrize(
-    "columns",
-    [{}, {"ordering_key": own_key}, {"ordering_key": own_key, "followed": True}],
-    ids=["unkeyed", "keyed", "keyed, with successors"],
-)
-
-
-def leased_as(conn: Connection, columns: dict[str, Any]) -> int:
-    """As leased; with successors, one more event waits behind each."""
-    columns = dict(columns)
-    followed = columns.pop("followed", False)
-    lease = leased(conn, **columns)
-    if followed:
-        ready(conn, **columns)
-    return lease
-
-
-@KEYS
-@pytest.mark.parametrize("retention", [ZERO, timedelta(1)], ids=["kept not", "kept a day"])
-def test_ack(retention: timedelta, columns: dict[str, Any], conn: Connection) -> None:
-    configure(conn, retention=retention)
-    assert len(ack(conn, leased_as(conn, columns))) == N
-    assert count(conn, "outbox_ready") == (N if "followed" in columns else 0)
-    assert count(conn, "outbox_turns") == (N if "followed" in columns else 0)
-
-
-def test_ack_by_ids(conn: Connection) -> None:
-    lease = leased(conn, ordering_key=own_key)
-    ids = [
-        id for (id,) in conn.execute("select id from outbox_leases order by random()").fetchall()
-    ]
-    assert len(ack(conn, lease, ids)) == N
-
-
-@KEYS
-@pytest.mark.parametrize("dead", [False, True], ids=["retry", "dead"])
-def test_fail(dead: bool, columns: dict[str, Any], conn: Connection) -> None:
-    assert len(fail(conn, leased_as(conn, columns), dead=dead)) == N
-    assert count(conn, "outbox_dead" if dead else "outbox_scheduled") == N
-
-
-@KEYS
-def test_extend_and_release(columns: dict[str, Any], conn: Connection) -> None:
-    lease = leased_as(conn, columns)
-    assert len(extend(conn, lease, lease_for=timedelta(hours=1))) == N
-    assert len(release(conn, lease)) == N
-
-
-@KEYS
-def test_cancel(columns: dict[str, Any], conn: Connection) -> None:
-    lease = leased_as(conn, columns)
-    release(conn, lease)
-    ids = [id for (id,) in conn.execute("select id from outbox_ready").fetchall()]
-    assert len(cancel(conn, ids)) == N
-    assert count(conn, "outbox_turns") == (N if "followed" in columns else 0)
-
-
-@KEYS
-@pytest.mark.parametrize("on_dead", ["skip", "block"])
-def test_redrive(on_dead: str, columns: dict[str, Any], conn: Connection) -> None:
-    configure(conn, on_dead=on_dead)
-    fail(conn, leased_as(conn, columns), dead=True)
-    redriven = conn.execute("select outbox_redrive(topic => 't', n => %s)", [N]).fetchall()
-    assert len(redriven) == N
-    assert count(conn, "outbox_ready") == N
-
-
-# Housekeeping ---------------------------------------------------------------------------------
-
-
-@KEYS
-@pytest.mark.parametrize("max_attempts", [1, 5], ids=["dead", "retry"])
-def test_reap_of_expired_leases(
-    max_attempts: int, columns: dict[str, Any], conn: Connection
-) -> None:
-    configure(conn, max_attempts=max_attempts)
-    leased_as(conn, columns)
-    expire(conn)
-    row = reap(conn, N)
-    assert (row.expired, row.dead) == (N, N if max_attempts == 1 else 0)
-
-
-def test_reap_of_due_and_of_done_events(conn: Connection) -> None:
+def test_reap_of_due_and_of_done_events_beside_others_in_flight(conn: Connection) -> None:
     for _ in range(2):
-        leased(conn, topic="in flight")
-    ack(conn, leased(conn))
+        ready(conn, topic="in flight")
+        claimed(conn)
+    ready(conn)
+    ack(conn, claimed(conn))
     ready(conn, available_at=FAR)
     make_due(conn)
-    configure(conn, "in flight", retention=ZERO)
-    configure(conn, retention=ZERO)
+    for topic in "t", "in flight":
+        configure(conn, topic, retention=ZERO)
     row = reap(conn, N)
     assert (row.promoted, row.pruned) == (N, N)
+
+
+def test_reap_finds_done_events_behind_others(conn: Connection) -> None:
+    """Each kind of event that is not done would fill the share of a call."""
+    share = 20
+    made = {
+        "in flight": ids(ready(conn, share)),
+        "dead": ids(ready(conn, share)),
+        "done": ids(ready(conn, share)),
+        "blocked": ids(ready(conn, share + 1, ordering_key="k"))[1:],
+        "scheduled": ids(ready(conn, share, available_at=FAR)),
+        "done as well": ids(ready(conn, share)),
+        "ready": [],
+    }
+    lease = claim(conn, N)[0].lease
+    fail(conn, lease, ids=made["dead"], dead=True)
+    ack(conn, lease, made["done"] + made["done as well"])
+    made["ready"] = ids(ready(conn, share))
+    configure(conn, retention=ZERO)
+    assert [reap(conn, share).pruned for _ in range(3)] == [share, share, 0]
+    left = set(all_ids(conn, "outbox_events"))
+    assert not left & {*made["done"], *made["done as well"]}
+    assert left >= {id for kind, ids in made.items() if "done" not in kind for id in ids}

@@ -28,8 +28,8 @@ from concurrency import (
     release,
 )
 from conftest import ROOT, Databases, yoyo
-from psycopg import sql
 from pgoutbox._postgres import Server
+from psycopg import sql
 
 ZERO = timedelta(0)
 

@@ -703,6 +703,9 @@ def test_it_configures_no_logging(dsn: str) -> None:
     ("options", "error"),
     [
         ({"topics": "t"}, TypeError),
+        ({"lease_for": 30}, TypeError),
+        ({"handler": None}, TypeError),
+        ({"conninfo": None}, TypeError),
         ({"concurrency": 0}, ValueError),
         ({"concurrency": 5, "batch": 4}, ValueError),
         ({"batch": 10_001}, ValueError),
@@ -713,4 +716,4 @@ def test_it_configures_no_logging(dsn: str) -> None:
 )
 def test_what_makes_no_sense_is_refused(options: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=next(iter(options)) if len(options) == 1 else "batch"):
-        Worker("", print, **options)
+        Worker(**({"conninfo": "", "handler": print} | options))

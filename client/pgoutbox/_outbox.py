@@ -212,6 +212,8 @@ class Outbox:
     """
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
+        if not isinstance(conn, psycopg.Connection):
+            raise TypeError(f"conn is no psycopg.Connection: {conn!r}")
         self._conn = conn
 
     def enqueue(

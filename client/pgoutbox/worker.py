@@ -155,10 +155,16 @@ class Worker:
         drain_timeout: float = 30.0,
         name: str | None = None,
     ) -> None:
+        if not callable(handler):
+            raise TypeError(f"handler is {handler!r}: give a function of one Delivery")
         if inspect.iscoroutinefunction(handler):
             raise TypeError("handler is a coroutine function, and would never be awaited")
         if isinstance(topics, str):
             raise TypeError(f"topics is one str, not several: {topics!r}")
+        if not isinstance(conninfo, str):
+            raise TypeError(f"conninfo is {conninfo!r}: give a connection string or URL")
+        if lease_for is not None and not isinstance(lease_for, timedelta):
+            raise TypeError(f"lease_for is {lease_for!r}: give a timedelta")
         if concurrency < 1:
             raise ValueError(f"concurrency is {concurrency}: give at least 1")
         if batch is not None and not concurrency <= batch <= 10_000:

@@ -35,7 +35,7 @@ begin
                    select q.id, q.topic, q.max_attempts from outbox_events as q where q.id = c.id limit 1
                ) as e
          cross join outbox_defaults as d
-          left join outbox_topics as t on t.topic = e.topic
+          left join lateral (select q.max_attempts from outbox_topics as q where q.topic = e.topic limit 1) as t on true
          cross join lateral (
                    select r.attempts from outbox_ready as r where r.id = c.id
                    union all
@@ -45,13 +45,17 @@ begin
     ), ready as (
         delete from outbox_ready as r
          where r.ctid = any (array(
-                   select c.ctid from spent as s join outbox_ready as c on c.id = s.id for update of c skip locked
+                   select c.ctid
+                     from spent as s
+                    cross join lateral (select q.ctid from outbox_ready as q where q.id = s.id for update skip locked) as c
                ))
         returning r.id, r.lane, r.attempts, r.lost_leases, r.last_error
     ), scheduled as (
         delete from outbox_scheduled as s
          where s.ctid = any (array(
-                   select c.ctid from spent as s join outbox_scheduled as c on c.id = s.id for update of c skip locked
+                   select c.ctid
+                     from spent as s
+                    cross join lateral (select q.ctid from outbox_scheduled as q where q.id = s.id for update skip locked) as c
                ))
         returning s.id, s.lane, s.attempts, s.lost_leases, s.last_error
     ), buried as (

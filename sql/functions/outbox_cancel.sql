@@ -41,9 +41,13 @@ begin
          where b.ctid = any (array(
                    select c.ctid
                      from outbox_events as e
-                     join outbox_blocked as c on c.topic = e.topic and c.ordering_key = e.ordering_key and c.id = e.id
+                    cross join lateral (
+                              select q.ctid
+                                from outbox_blocked as q
+                               where q.topic = e.topic and q.ordering_key = e.ordering_key and q.id = e.id
+                                 for update skip locked
+                          ) as c
                     where e.id = any (v_ids)
-                      for update of c skip locked
                ))
         returning b.id
     ), dead as (

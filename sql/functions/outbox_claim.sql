@@ -50,8 +50,10 @@ begin
                      and not s.paused
                      and (outbox_claim.topics is null or s.topic = any (outbox_claim.topics))
                      and (
-                         exists (select from outbox_fronts as f where f.lane = s.lane)
-                         or exists (select from outbox_scheduled as d where d.lane = s.lane and d.available_at <= v_now)
+                         exists (select from outbox_fronts as f where f.lane = s.lane offset 0)
+                         or exists (
+                                select from outbox_scheduled as d where d.lane = s.lane and d.available_at <= v_now offset 0
+                            )
                      )
               ) as s
              cross join lateral (
@@ -95,6 +97,7 @@ begin
                                               from outbox_scheduled as s
                                              where s.lane = l.lane
                                                and s.available_at <= v_now
+                                            offset 0
                                         ) then least(v_now, (
                                             select e.created_at
                                               from outbox_fronts as f

@@ -86,9 +86,7 @@ begin
             return;
         end if;
         id := null;
-        if (select q.last_value from outbox_events_id_seq as q) < (select max(e.id) from outbox_events as e) then
-            perform outbox_refuse_ids();
-        end if;
+        perform outbox_check_sequence();
     end loop;
 end;
 $$;

@@ -152,10 +152,8 @@ begin
     if v_keys is not null then
         perform outbox_lock_keys(v_topics, v_keys);
     end if;
+    perform outbox_check_sequence();
     v_ids := array(select nextval('outbox_events_id_seq'::regclass) from generate_series(1, v_count));
-    if exists (select from outbox_events as e where e.id = v_ids[1]) then
-        perform outbox_refuse_ids();
-    end if;
     with made as (
         insert into outbox_events as e
                (id, topic, payload, dedupe_key, ordering_key, headers, priority, available_at, max_attempts)
@@ -195,10 +193,14 @@ begin
       into v_answers, v_was_created
       from unnest(v_ids) with ordinality as i (id, place)
       left join unnest(v_created) as c (id) on c.id = i.id
-      left join jsonb_array_elements(events) with ordinality as e (event, place)
-        on e.place = i.place and coalesce(e.event ->> 'on_duplicate', 'ignore') = 'ignore'
-      left join outbox_events as d
-        on c.id is null and d.topic = e.event ->> 'topic' and d.dedupe_key = e.event ->> 'dedupe_key';
+      left join lateral (
+               select q.id
+                 from outbox_events as q
+                where q.topic = events -> (i.place - 1)::integer ->> 'topic'
+                  and q.dedupe_key = events -> (i.place - 1)::integer ->> 'dedupe_key'
+                  and coalesce(events -> (i.place - 1)::integer ->> 'on_duplicate', 'ignore') = 'ignore'
+                limit 1
+           ) as d on c.id is null;
     v_was_changed := v_was_created;
     for v_place, v_event in
         select e.place, e.event

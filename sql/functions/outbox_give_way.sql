@@ -14,14 +14,21 @@ begin
       from (
           select k.topic, k.ordering_key
             from outbox_events as e
-            join outbox_turns as k on k.topic = e.topic and k.ordering_key = e.ordering_key and k.head = e.id
+           cross join lateral (
+                     select q.topic, q.ordering_key
+                       from outbox_turns as q
+                      where q.topic = e.topic
+                        and q.ordering_key = e.ordering_key
+                        and q.head = e.id
+                        and exists (
+                                select
+                                  from outbox_blocked as b
+                                 where b.topic = e.topic and b.ordering_key = e.ordering_key and b.id < e.id
+                                offset 0
+                            )
+                        for update skip locked
+                 ) as k
            where e.id = any (outbox_give_way.ids)
-             and exists (
-                     select
-                       from outbox_blocked as b
-                      where b.topic = k.topic and b.ordering_key = k.ordering_key and b.id < k.head
-                 )
-             for update of k skip locked
       ) as k;
     if v_topics is not null then
         perform outbox_reseat(v_topics, v_keys);

@@ -37,7 +37,7 @@ begin
          where h.noted_at <= outbox_hand_over.noted_by
            and (outbox_hand_over.topics is null or h.topic = any (outbox_hand_over.topics))
            and h.handover <> all (v_handovers)
-           and not exists (select from outbox_blocked as b where b.topic = h.topic and b.ordering_key = h.ordering_key)
+           and not exists (select from outbox_blocked as b where b.topic = h.topic and b.ordering_key = h.ordering_key offset 0)
          order by h.handover
          limit outbox_hand_over.n
            for update of k, t, h skip locked
@@ -62,7 +62,7 @@ begin
                select m.handover
                  from outbox_handovers as m
                 where m.noted_at <= outbox_hand_over.noted_by
-                  and not exists (select from outbox_turns as t where t.topic = m.topic and t.ordering_key = m.ordering_key)
+                  and not exists (select from outbox_turns as t where t.topic = m.topic and t.ordering_key = m.ordering_key offset 0)
                 order by m.handover
                 limit outbox_hand_over.n
                   for update of m skip locked

@@ -22,7 +22,7 @@ begin
     );
     if exists (
         select from unnest(v_lanes) as l (lane)
-         where exists (select from outbox_fronts as f where f.lane = l.lane)
+         where exists (select from outbox_fronts as f where f.lane = l.lane offset 0)
     ) then
         return v_now;
     end if;

@@ -45,12 +45,13 @@ begin
                 select e.id
                   from outbox_events as e
                  where e.id = any (v_candidates)
-                   and not exists (select from outbox_ready as r where r.id = e.id)
-                   and not exists (select from outbox_scheduled as s where s.id = e.id)
-                   and not exists (select from outbox_dead as d where d.id = e.id)
+                   and not exists (select from outbox_ready as r where r.id = e.id offset 0)
+                   and not exists (select from outbox_scheduled as s where s.id = e.id offset 0)
+                   and not exists (select from outbox_dead as d where d.id = e.id offset 0)
                    and not exists (
                            select from outbox_blocked as b
                             where b.topic = e.topic and b.ordering_key = e.ordering_key and b.id = e.id
+                           offset 0
                        )
                    and e.id not in (select l.id from outbox_leases as l)
                  order by e.id
@@ -60,12 +61,13 @@ begin
             v_full := cardinality(v_ids) = n - v_total;
             delete from outbox_events as e
              where e.id = any (v_ids)
-               and not exists (select from outbox_ready as r where r.id = e.id)
-               and not exists (select from outbox_scheduled as s where s.id = e.id)
-               and not exists (select from outbox_dead as d where d.id = e.id)
+               and not exists (select from outbox_ready as r where r.id = e.id offset 0)
+               and not exists (select from outbox_scheduled as s where s.id = e.id offset 0)
+               and not exists (select from outbox_dead as d where d.id = e.id offset 0)
                and not exists (
                        select from outbox_blocked as b
                         where b.topic = e.topic and b.ordering_key = e.ordering_key and b.id = e.id
+                       offset 0
                    )
                and e.id not in (select l.id from outbox_leases as l);
             get diagnostics v_pruned = row_count;

@@ -46,6 +46,16 @@ begin
        and e.ordering_key is not null;
     if v_keys is not null then
         perform outbox_lock_keys(v_topics, v_keys);
+        perform
+           from (
+               select u.topic, u.key
+                 from unnest(v_topics, v_keys) as u (topic, key)
+                group by u.topic, u.key
+                order by u.topic collate "C", u.key collate "C"
+           ) as u
+          cross join lateral (
+                    select from outbox_turns as q where q.topic = u.topic and q.ordering_key = u.key for update
+                ) as t;
     end if;
 
     -- A keyed event enters behind its key's row, at the place of its id.
@@ -56,7 +66,9 @@ begin
     ), placed as materialized (
         select r.id, r.last_error, e.topic, e.ordering_key, outbox_lane(e.topic, e.priority, false) as lane
           from redriven as r
-          join outbox_events as e on e.id = r.id
+         cross join lateral (
+                   select q.topic, q.ordering_key, q.priority from outbox_events as q where q.id = r.id limit 1
+               ) as e
     ), blocked as (
         insert into outbox_blocked (topic, ordering_key, id, lane, last_error)
         select p.topic, p.ordering_key, p.id, p.lane, p.last_error
@@ -65,8 +77,16 @@ begin
     ), vacated as (
         update outbox_turns as t
            set head = null
-         where (t.topic, t.ordering_key) in (select p.topic, p.ordering_key from placed as p)
-           and t.head in (select p.id from placed as p)
+         where t.ctid = any (array(
+                   select c.ctid
+                     from placed as p
+                    cross join lateral (
+                              select q.ctid
+                                from outbox_turns as q
+                               where q.topic = p.topic and q.ordering_key = p.ordering_key and q.head = p.id
+                               limit 1
+                          ) as c
+               ))
     )
     insert into outbox_ready (lane, id, last_error)
     select p.lane, p.id, p.last_error

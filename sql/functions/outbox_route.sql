@@ -50,7 +50,7 @@ begin
                         where l.topic = n.topic and l.priority = n.priority and not l.suspect
                    ) as l
              where n.ordering_key is null
-               and not exists (select from outbox_ready as r where r.id = n.id)
+               and not exists (select from outbox_ready as r where r.id = n.id offset 0)
         ), scheduled as (
             insert into outbox_scheduled (available_at, lane, id)
             select u.available_at, u.lane, u.id from unrouted as u where u.available_at > v_now
@@ -77,7 +77,7 @@ begin
                group by n.topic, n.ordering_key
           ) as a
          where not exists (
-                   select from outbox_turns as t where t.topic = a.topic and t.ordering_key = a.ordering_key
+                   select from outbox_turns as t where t.topic = a.topic and t.ordering_key = a.ordering_key offset 0
                );
 
         with placed as materialized (

@@ -25,7 +25,9 @@ begin
                    (select min(b.id) from outbox_blocked as b where b.topic = w.topic and b.ordering_key = w.key) as blocked_id,
                    (select min(d.id) from outbox_dead as d where d.standing_topic = w.topic and d.standing_key = w.key) as standing_id
               from (select distinct u.topic, u.key from unnest(v_topics, v_keys) as u (topic, key)) as w
-              left join outbox_turns as t on t.topic = w.topic and t.ordering_key = w.key
+              left join lateral (
+                       select q.head, q.turn from outbox_turns as q where q.topic = w.topic and q.ordering_key = w.key limit 1
+                   ) as t on true
              where t.head is null
                and w.key is not null
         ), next as materialized (
@@ -34,17 +36,22 @@ begin
         ), standing as materialized (
             select d.id
               from next as n
-              join outbox_dead as d on d.id = n.standing_id
+             cross join lateral (
+                       select q.id from outbox_dead as q where q.id = n.standing_id for update skip locked
+                   ) as d
              where n.stands
-               for update of d skip locked
         ), moved as (
             delete from outbox_blocked as b
              where b.ctid = any (array(
                        select c.ctid
                          from next as n
-                         join outbox_blocked as c on c.topic = n.topic and c.ordering_key = n.key and c.id = n.blocked_id
+                        cross join lateral (
+                                  select q.ctid
+                                    from outbox_blocked as q
+                                   where q.topic = n.topic and q.ordering_key = n.key and q.id = n.blocked_id
+                                     for update skip locked
+                              ) as c
                         where not n.stands
-                          for update of c skip locked
                    ))
             returning b.*
         ), ready as (
@@ -92,13 +99,22 @@ begin
             ), locked as materialized (
                 select k.topic, k.ordering_key
                   from empty as e
-                  join outbox_keys as k on k.topic = e.topic and k.ordering_key = e.key
-                   for update of k skip locked
+                 cross join lateral (
+                           select q.topic, q.ordering_key
+                             from outbox_keys as q
+                            where q.topic = e.topic and q.ordering_key = e.key
+                              for update skip locked
+                       ) as k
             ), held as (
                 insert into outbox_handovers (topic, ordering_key, turn)
                 select t.topic, t.ordering_key, t.turn
                   from empty as e
-                  join outbox_turns as t on t.topic = e.topic and t.ordering_key = e.key
+                 cross join lateral (
+                           select q.topic, q.ordering_key, q.turn
+                             from outbox_turns as q
+                            where q.topic = e.topic and q.ordering_key = e.key
+                            limit 1
+                       ) as t
                  where (e.topic, e.key) not in (select l.topic, l.ordering_key from locked as l)
             )
             select array_agg(l.topic), array_agg(l.ordering_key)
@@ -107,9 +123,21 @@ begin
             exit when v_topics is null;
         else
             delete from outbox_turns as t
-             where (t.topic, t.ordering_key) in (select u.topic, u.key from unnest(v_topics, v_keys) as u (topic, key));
+             where t.ctid = any (array(
+                       select c.ctid
+                         from unnest(v_topics, v_keys) as u (topic, key)
+                        cross join lateral (
+                                  select q.ctid from outbox_turns as q where q.topic = u.topic and q.ordering_key = u.key limit 1
+                              ) as c
+                   ));
             delete from outbox_keys as k
-             where (k.topic, k.ordering_key) in (select u.topic, u.key from unnest(v_topics, v_keys) as u (topic, key));
+             where k.ctid = any (array(
+                       select c.ctid
+                         from unnest(v_topics, v_keys) as u (topic, key)
+                        cross join lateral (
+                                  select q.ctid from outbox_keys as q where q.topic = u.topic and q.ordering_key = u.key limit 1
+                              ) as c
+                   ));
         end if;
     end loop;
 end;

@@ -13,17 +13,18 @@ begin
     with keyed as materialized (
         select d.id, e.topic, e.ordering_key, p.on_dead
           from outbox_dead as d
-          join outbox_events as e on e.id = d.id
-          join outbox_policies as p on p.lane = d.lane
+         cross join lateral (
+                   select q.topic, q.ordering_key from outbox_events as q where q.id = d.id limit 1
+               ) as e
+         cross join lateral (select q.on_dead from outbox_policies as q where q.lane = d.lane limit 1) as p
          where d.id = any (outbox_settle_dead.ids)
            and e.ordering_key is not null
     ), standing as (
         update outbox_dead as d
-           set standing_topic = k.topic,
-               standing_key = k.ordering_key
-          from keyed as k
-         where d.id = k.id
-           and k.on_dead = 'block'
+           set (standing_topic, standing_key) = (
+                   select q.topic, q.ordering_key from outbox_events as q where q.id = d.id
+               )
+         where d.id = any (array(select k.id from keyed as k where k.on_dead = 'block'))
     )
     select array_agg(k.id) into v_gone from keyed as k where k.on_dead = 'skip';
     if v_gone is not null then

@@ -10,15 +10,24 @@ declare
 begin
     -- Whoever waits is looked for in a later statement than the lock.
     with ended as materialized (
-        select t.topic, t.ordering_key, t.turn
+        select t.topic, t.ordering_key, t.head, t.turn
           from outbox_events as e
-          join outbox_turns as t on t.topic = e.topic and t.ordering_key = e.ordering_key and t.head = e.id
+         cross join lateral (
+                   select q.topic, q.ordering_key, q.head, q.turn
+                     from outbox_turns as q
+                    where q.topic = e.topic and q.ordering_key = e.ordering_key and q.head = e.id
+                    limit 1
+               ) as t
          where e.id = any (outbox_unblock.ids)
     ), locked as materialized (
-        select t.topic, t.ordering_key, t.turn
+        select t.ctid, e.turn
           from ended as e
-          join outbox_turns as t on t.topic = e.topic and t.ordering_key = e.ordering_key and t.turn = e.turn
-           for update of t skip locked
+         cross join lateral (
+                   select q.ctid
+                     from outbox_turns as q
+                    where q.topic = e.topic and q.ordering_key = e.ordering_key and q.turn = e.turn and q.head = e.head
+                      for update skip locked
+               ) as t
     ), held as (
         insert into outbox_handovers (topic, ordering_key, turn)
         select e.topic, e.ordering_key, e.turn
@@ -27,9 +36,7 @@ begin
     ), vacated as (
         update outbox_turns as t
            set head = null
-          from locked as l
-         where t.topic = l.topic
-           and t.ordering_key = l.ordering_key
+         where t.ctid = any (array(select l.ctid from locked as l))
         returning t.topic, t.ordering_key
     )
     select array_agg(v.topic), array_agg(v.ordering_key)
