@@ -128,6 +128,39 @@ def test_a_sequence_function_in_the_schema_is_not_run(
     use_everything(conn)
 
 
+RAISE = (
+    "language plpgsql as $$ begin raise exception 'run with the rights of %', current_user; end $$"
+)
+
+
+@pytest.mark.xfail(
+    raises=psycopg.errors.RaiseException,
+    reason="who may create in the schema is trusted: an exact match goes before a built-in function",
+)
+@pytest.mark.parametrize(
+    "statements",
+    [
+        (
+            f"create function add(bigint[], bigint) returns bigint[] {RAISE}",
+            "create aggregate array_agg(bigint) (sfunc = add, stype = bigint[], initcond = '{}')",
+        ),
+        (f"create function unnest(bigint[]) returns setof bigint {RAISE}",),
+        (f"create function cardinality(bigint[]) returns integer {RAISE}",),
+        (f"create function quote_ident(name) returns text {RAISE}",),
+        (
+            f"create function less(double precision, numeric) returns boolean {RAISE}",
+            "create operator < (leftarg = double precision, rightarg = numeric, function = less)",
+        ),
+    ],
+    ids=["array_agg", "unnest", "cardinality", "quote_ident", "<"],
+)
+def test_a_closer_match_for_a_built_in_is_not_run(
+    statements: tuple[str, ...], conn: Connection, role: sql.Identifier
+) -> None:
+    trap(conn, role, *statements)
+    use_everything(conn)
+
+
 # What is granted --------------------------------------------------------------------------------
 
 # Of the schema's objects: kind, name as the privileges step has it, full name, owner, privileges.
@@ -193,7 +226,11 @@ def test_default_privileges_leave_nobody_with_anything(
 def test_the_privileges_step_leaves_what_is_not_of_the_kit(
     conn: Connection, role: sql.Identifier
 ) -> None:
-    theirs = ("table outbox_customer_mail", "sequence outbox_customer_seq", "function outbox_mine()")
+    theirs = (
+        "table outbox_customer_mail",
+        "sequence outbox_customer_seq",
+        "function outbox_mine()",
+    )
     conn.execute("create table outbox_customer_mail (id bigint)")
     conn.execute("create view outbox_eventful as select 1 as one")
     conn.execute("create sequence outbox_customer_seq")
@@ -219,7 +256,9 @@ def test_the_privileges_step_leaves_what_is_not_of_the_kit(
 def test_the_privileges_step_names_what_the_kit_has(conn: Connection) -> None:
     named = {
         array: re.findall(r"'(\w+)'", names)
-        for array, names in re.findall(r"(\w+) constant text\[\] := array\[(.*?)\];", PRIVILEGES, re.S)
+        for array, names in re.findall(
+            r"(\w+) constant text\[\] := array\[(.*?)\];", PRIVILEGES, re.S
+        )
     }
     objects = conn.execute(f"select kind = 'function', name from ({OBJECTS}) as o").fetchall()
     assert named == {

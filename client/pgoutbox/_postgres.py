@@ -387,7 +387,10 @@ def _container(image_folder: Path | None, settings: Mapping[str, str]) -> Iterat
         dbname="postgres",
         driver=None,
         command=[f"--{name}={value}" for name, value in settings.items()],
-    ).with_tmpfs_mount("/var/lib/postgresql", "mode=1777")
+        shm_size=_MEMORY_BYTES,
+    )
+    if settings.get("fsync") == "off":
+        container.with_env("PGDATA", str(_MEMORY / "data"))
     if engine.api.base_url.startswith("http+docker://"):  # an engine on this machine
         ports: dict[str, Any] = container.ports
         ports["5432"] = ("127.0.0.1", None)
