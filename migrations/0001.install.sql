@@ -1996,6 +1996,7 @@ begin
                       where q.topic = e.event ->> 'topic'
                         and q.dedupe_key = e.event ->> 'dedupe_key'
                         and e.event ->> 'on_duplicate' = 'requeue'
+                      limit 1
                  ) as d on true
           union
           select e.event ->> 'topic', e.event ->> 'ordering_key'
