@@ -23,7 +23,11 @@ pgTAP is not to be had. One of these brings it:
 
 
 @pytest.fixture(scope="module")
-def pgtap_template(server: Server, databases: Databases, template: str) -> Iterator[str]:
+def pgtap_template(
+    server: Server, databases: Databases, template: str
+) -> Iterator[tuple[str, str]]:
+    """The database that each file gets a copy of, and the settings of its sessions."""
+    settings = "-csearch_path=public,tap"
     with databases.database(template) as dsn:
         with psycopg.connect(dsn) as conn:
             conn.execute("create schema tap")
@@ -37,9 +41,11 @@ def pgtap_template(server: Server, databases: Databases, template: str) -> Itera
                 pytest.fail(WAYS_TO_PGTAP, pytrace=False)
             if "plpgsql_check" in offered:
                 conn.execute("create extension plpgsql_check schema tap")
+                # It refuses to work where it is loaded after the first call of a function.
+                settings += " -csession_preload_libraries=plpgsql_check"
             elif server.way in ("docker", "local"):
                 pytest.fail("plpgsql_check is missing: install postgresql-NN-plpgsql-check")
-        yield dsn
+        yield dsn, settings
 
 
 def _debians_script() -> Path | None:
@@ -50,16 +56,20 @@ def _debians_script() -> Path | None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
 def test_pgtap(
-    file: Path, databases: Databases, pgtap_template: str, program: Callable[[str], Path]
+    file: Path,
+    databases: Databases,
+    pgtap_template: tuple[str, str],
+    program: Callable[[str], Path],
 ) -> None:
     prove = shutil.which("pg_prove") or shutil.which("prove")
     if prove is None:
         pytest.fail("pgTAP files run by pg_prove, or by Perl's prove: install the package perl")
     psql = program("psql")
-    with databases.database(pgtap_template) as dsn:
+    template, session_settings = pgtap_template
+    with databases.database(template) as dsn:
         if prove.endswith("pg_prove"):
             options: list[str | Path] = ["--psql-bin", psql, "--dbname", dsn]
         else:
             settings = "--no-psqlrc --quiet --no-align --tuples-only --set ON_ERROR_STOP=1"
             options = ["--exec", f"{psql} {settings} --dbname {dsn} --file"]
-        print(run(prove, "--verbose", *options, file, PGOPTIONS="-csearch_path=public,tap"))
+        print(run(prove, "--verbose", *options, file, PGOPTIONS=session_settings))

@@ -112,7 +112,10 @@ def analyzed_empty(databases: Databases, never_analyzed: str) -> Iterator[str]:
         yield dsn
 
 
-@pytest.fixture(params=["analyzed empty, new session", "analyzed empty, old session"])
+NEW, OLD, NEVER = "analyzed empty, new session", "analyzed empty, old session", "never analyzed"
+
+
+@pytest.fixture(params=[NEW, OLD])
 def state(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -121,7 +124,7 @@ def state(request: pytest.FixtureRequest) -> str:
 def dsn(
     state: str, databases: Databases, never_analyzed: str, analyzed_empty: str
 ) -> Iterator[str]:
-    template = never_analyzed if state == "never analyzed" else analyzed_empty
+    template = never_analyzed if state == NEVER else analyzed_empty
     with databases.database(template) as dsn:
         yield dsn
 
@@ -133,7 +136,7 @@ def conn(state: str, connect: Connect) -> Connection:
     An old session has made its plans while the tables were empty.
     """
     conn = connect(autocommit=True)
-    if state == "analyzed empty, old session":
+    if state == OLD:
         use_everything(conn)
     conn.execute(f"set statement_timeout = '{BOUND}'")
     return conn
@@ -204,7 +207,7 @@ def test_enqueue_many_of_new_topics(conn: Connection) -> None:
     ready(conn, topic=own_key)
 
 
-@pytest.mark.parametrize("on_duplicate", ["replace", "requeue"])
+@pytest.mark.parametrize(("state", "on_duplicate"), [(OLD, "replace"), (NEW, "requeue")])
 def test_enqueue_many_of_duplicates(on_duplicate: str, conn: Connection) -> None:
     """A quarter of the events, since each is a call of its own."""
     keys = {"dedupe_key": own_key, "ordering_key": own_key}
@@ -245,21 +248,17 @@ def live(conn: Connection, followed: bool = False, on_dead: str = "skip", **keys
 
 
 @pytest.mark.parametrize(
-    "events",
+    ("state", "events"),
     [
-        {},
-        {"ordering_key": own_key, "followed": True},
-        {"ordering_key": own_key, "on_dead": "block"},
+        (NEW, {}),
+        (OLD, {"ordering_key": own_key, "followed": True}),
+        (NEW, {"ordering_key": own_key, "followed": True, "on_dead": "block"}),
+        (NEVER, {"ordering_key": own_key}),
     ],
-    ids=["unkeyed", "keyed, with successors", "keyed, standing"],
+    ids=["unkeyed", "keyed, with successors", "keyed, standing", "keyed, never analyzed"],
 )
 def test_each_way_to_end_an_attempt(events: dict[str, Any], conn: Connection) -> None:
     live(conn, **events)
-
-
-@pytest.mark.parametrize("state", ["never analyzed"])
-def test_each_way_to_end_an_attempt_without_statistics(conn: Connection) -> None:
-    live(conn, ordering_key=own_key, followed=True)
 
 
 @pytest.mark.parametrize("followed", [False, True], ids=["last of their keys", "with successors"])
