@@ -19,6 +19,9 @@ import pytest
 from pgoutbox.demo import __main__ as demo
 from pgoutbox.demo import play, report
 
+# It takes long, and what it shows of the server is shown by the other tests.
+pytestmark = pytest.mark.once
+
 SHOP = ["--seconds", "3"]
 
 

@@ -1332,6 +1332,7 @@ def chaos(
     return stress.drain(10 + stress.events / 100)
 
 
+@pytest.mark.once
 def test_stress(dsn: str) -> None:
     stress = Stress(dsn, seed=1)
     with stress.connect() as conn:

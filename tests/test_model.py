@@ -602,6 +602,7 @@ class Queue(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(600 + EXAMPLES)
+@pytest.mark.once
 def test_random_interleavings(connect: Connect) -> None:
     workers = [connect(autocommit=True, options="-c lock_timeout=15ms") for _ in range(CONNECTIONS)]
     Queue.connections = (connect(autocommit=True), *workers)
