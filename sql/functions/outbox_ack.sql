@@ -13,7 +13,9 @@ declare
     v_ids bigint[];
     v_keyed bigint[];
 begin
-    perform outbox_check_lease(lease);
+    if lease is null then
+        perform outbox_check_lease(lease);
+    end if;
     -- By an index scan, so in the order of the ids, as outbox_extend and the others lock them.
     with acked as (
         delete from outbox_leases as l
