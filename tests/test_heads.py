@@ -680,7 +680,7 @@ def test_restored_dump(
             check_empty(conn)
 
 
-def test_crash(cluster: Cluster, program: PROGRAM) -> None:
+def test_crash(cluster: Cluster) -> None:
     """After a crash there is no head, and none is missed."""
     yoyo("apply", cluster.dsn)
     stage = Stage(cluster.dsn)
@@ -1347,7 +1347,7 @@ if EVENTS:  # the long form, which a run of all tests leaves out
 
     @pytest.mark.timeout(3600)
     @pytest.mark.parametrize("age", [20, 100])
-    def test_long_stress(cluster: Cluster, program: PROGRAM, age: int) -> None:
+    def test_long_stress(cluster: Cluster, age: int) -> None:
         yoyo("apply", cluster.dsn)
         stress = Stress(cluster.dsn, seed=2, hold=0.3 if age == 20 else 1.5, lease_for=4)
         with stress.connect() as conn:
